@@ -53,9 +53,9 @@ class TenantFixture:
         await self.netctl(f"policy rule-rm {policy} {number} -t {self.tenant} {WAIT}")
 
     async def group(self, name: str, *policies: str, network: str = "net") -> None:
-        """Create or update a group with these policies."""
-        flags = " ".join(f"--policy {policy}" for policy in policies)
-        await self.netctl(f"group create {network} {name} -t {self.tenant} {flags} {WAIT}")
+        """Create or update a group with these policies, also if that opens traffic."""
+        flags = " ".join(f"--policy {policy}" for policy in policies) or "--no-policy"
+        await self.netctl(f"group create {network} {name} -t {self.tenant} {flags} --force {WAIT}")
 
     async def pods(self, group: str = "", *, network: str = "net") -> list[Pod]:
         """Create a pod on each host."""

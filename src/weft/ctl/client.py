@@ -8,7 +8,7 @@ import socket
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, NamedTuple
 
-from weft.ctl.failures import Behind, CommandError, Failure, FileFault, Unreachable, Usage
+from weft.ctl.failures import Behind, CommandError, Failure, FileFault, Opens, Unreachable, Usage
 from weft.ctl.files import CONFIG_FILE, read_token
 
 if TYPE_CHECKING:
@@ -175,6 +175,8 @@ class Client:
         # By code and not by status 504, which a proxy may send too.
         if code == Behind.code:
             return Behind(message)
+        if code == Opens.code:
+            return Opens(f"{message}: to do it all the same, add --force; to look first, add --preview")
         if reply.status == 401:
             message += f"; give a token in NETCTL_TOKEN or in {CONFIG_FILE}"
             if not self._may_send_token:

@@ -41,6 +41,14 @@ class Behind(Failure):
     exit_code = 5
 
 
+class Opens(Failure):
+    """The change would newly allow traffic; nothing was changed."""
+
+    # The code that netmaster sends with 409, as in weft.domain.errors.
+    code = "opens-traffic"
+    exit_code = 6
+
+
 class FileFault(Failure):
     """A file or the standard output cannot be read or written."""
 

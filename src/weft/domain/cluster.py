@@ -124,13 +124,13 @@ class Cluster:
                 self.put(write.key, write.value, 1)
                 touched.append(write.key)
                 continue
-            gone = self._keys_under(write.prefix) if isinstance(write, DeleteAll) else [write.key]
+            gone = self.keys_under(write.prefix) if isinstance(write, DeleteAll) else [write.key]
             for key in gone:
                 self.drop(key)
             touched += gone
         return touched
 
-    def _keys_under(self, prefix: StoreKey) -> list[StoreKey]:
+    def keys_under(self, prefix: StoreKey) -> list[StoreKey]:
         """The keys of objects under a prefix; claims and blocks are not included."""
         # A prefix is not a key: it may have any number of parts, so the key parser does not apply.
         folder, *lead = prefix.rstrip("/").split("/")

@@ -7,6 +7,7 @@
     - `Conflict`: valid, but not in the present state: in use, overlapping, duplicate (HTTP 409)
         - `Stale`: the state has changed; read and decide again (HTTP 409)
         - `Mismatch`: the caller's own precondition does not hold (HTTP 412)
+        - `OpensTraffic`: would newly allow traffic, and the caller wants that refused (HTTP 409)
         - `Exhausted`: nothing left to allocate (HTTP 409, CNI 101)
     - `Denied`: the caller lacks permission (HTTP 403; 401 without credentials)
     - `Unavailable`: try again later (HTTP 503, CNI 11)
@@ -69,6 +70,12 @@ class Mismatch(Conflict):
     """The caller's own precondition (If-Match, If-None-Match) does not hold."""
 
     code = "mismatch"
+
+
+class OpensTraffic(Conflict):
+    """The change would newly allow traffic, and the caller wants that refused."""
+
+    code = "opens-traffic"
 
 
 class Exhausted(Conflict):

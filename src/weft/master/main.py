@@ -88,7 +88,9 @@ class Netmaster:
         own, mode = self._settings.own_address, self._settings.mode
         sync_wait = self._sync_wait
         return (
-            *sync_wait.with_wait(Objects(self._control, self._store, cluster_mode=mode).routes()),
+            *sync_wait.with_wait(
+                Objects(self._control, self._store, cluster_mode=mode, engine=lambda: self._policy.engine).routes()
+            ),
             *sync_wait.routes(),
             *PolicyApi(self._cluster, self._policy).routes(),
             *sync_wait.with_wait(ContivApi(self._control, cluster_mode=mode).routes()),

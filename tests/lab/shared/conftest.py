@@ -78,8 +78,7 @@ async def feed(lab: NetLab, testbed: TenantFixture) -> AsyncIterator[KubeFeed]:
 @pytest_asyncio.fixture(loop_scope="module")
 async def external_ranges(testbed: TenantFixture) -> AsyncIterator[None]:
     """Assign the external ranges to the tenant for the test."""
-    await testbed.netctl(
-        f"tenant create {testbed.tenant} {' '.join(f'--external-range {each}' for each in RANGES.values())}"
-    )
+    flags = " ".join(f"--external-range {each}" for each in RANGES.values())
+    await testbed.netctl(f"tenant create {testbed.tenant} --force {flags}")
     yield
-    await testbed.netctl(f"tenant create {testbed.tenant}")
+    await testbed.netctl(f"tenant create {testbed.tenant} --no-external-range")

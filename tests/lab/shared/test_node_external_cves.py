@@ -51,12 +51,12 @@ async def test_cve_2020_8554_an_external_ip_outside_the_tenants_ranges_is_not_se
         assert await gets_no_reply(external[4], EXTERNAL[4], 80)
         log = (near.host.home / "netplugin.log").read_text()
         assert f"external address {EXTERNAL[4]} is not in externalRanges of the tenant" in log
-        await testbed.netctl(f"tenant create {testbed.tenant} --external-range 0.0.0.0/0 {WAIT}")
+        await testbed.netctl(f"tenant create {testbed.tenant} --external-range 0.0.0.0/0 --force {WAIT}")
         try:
             assert responder_names(await all_responses(external[4], EXTERNAL[4])) == {near.name}
             assert await is_refused(external[4], near.host.address, 80), "node addresses are never external IPs"
         finally:
-            await testbed.netctl(f"tenant create {testbed.tenant} {WAIT}")
+            await testbed.netctl(f"tenant create {testbed.tenant} --no-external-range {WAIT}")
         assert await gets_no_reply(external[4], EXTERNAL[4], 80)
 
 

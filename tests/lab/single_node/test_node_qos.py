@@ -156,7 +156,7 @@ async def test_a_profile_is_attached_changed_and_detached_with_running_pods(lab:
     result = netctl(lab, "netprofile rm slow")
     assert result.returncode != 0
     assert "default:web" in result.stderr
-    done("group create net web")
+    done("group create net web --no-networkprofile")
     await until(lambda: limit(a) is None)
     assert await megabits_per_second(a, b) > 17
     done("netprofile rm slow")

@@ -53,7 +53,7 @@ class Stub:
                 self.end_headers()
                 self.wfile.write(body)
 
-            do_GET = do_POST = do_PUT = do_DELETE = answer
+            do_GET = do_POST = do_PUT = do_PATCH = do_DELETE = answer
 
             def log_request(self, code: int | str = "-", size: int | str = "-") -> None:
                 """The tests' output is not a log."""

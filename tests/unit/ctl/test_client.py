@@ -66,13 +66,13 @@ def test_an_address_may_have_a_path(netctl: Netctl, stub: Stub) -> None:
 
 def test_an_error_is_printed_in_one_line(netctl: Netctl, stub: Stub) -> None:
     error = {"code": "conflict", "message": "tenant t1 has networks", "field": "", "details": {}}
-    stub.answers("DELETE /api/v1/tenants/t1/", error, status=409)
+    stub.answers("DELETE /api/v1/tenants/t1/?report=1", error, status=409)
     result = netctl("tenant", "rm", "t1")
     assert (result.code, result.out, result.err) == (3, "", "netctl: tenant t1 has networks\n")
 
 
 def test_an_error_names_the_field_unless_its_message_does(netctl: Netctl, stub: Stub) -> None:
-    line = "POST /api/v1/networks/default:blue/"
+    line = "PATCH /api/v1/networks/default:blue/?report=1&refuse-opening=1"
     words = ("network", "create", "blue", "--subnet", "10.1.1.0/33")
     stub.answers(line, {"code": "invalid", "message": "33 is too long", "field": "subnet"}, status=422)
     assert netctl(*words).err == "netctl: 33 is too long (field subnet)\n"

@@ -72,7 +72,7 @@ _shtab_netctl_global_commands() {
 
 _shtab_netctl_group_commands() {
   local _commands=(
-    create:'Create a group of endpoints on a network'
+    create:'Create a group of endpoints on a network, or change it'
     delete:'Delete a group'
     inspect:'Show a group with its endpoints'
     list:'List groups'
@@ -157,7 +157,7 @@ _shtab_netctl_service_commands() {
 
 _shtab_netctl_tenant_commands() {
   local _commands=(
-    create:'Create a tenant'
+    create:'Create a tenant, or change it'
     delete:'Delete a tenant'
     inspect:'Show a tenant with its objects'
     list:'List tenants'
@@ -204,6 +204,8 @@ _shtab_netctl_bgp_create_options=(
   "--as[AS number of the node]:AS:"
   "--neighbor-as[AS number of the router]:AS:"
   "--neighbor[address of the router]:ADDRESS:"
+  "--force[change an existing object even if that newly allows traffic]"
+  {--preview,--dry-run}"[write nothing\; only show what would change]"
   "--wait[return when every node has applied it\; --wait\=5 gives up after 5 seconds, --wait after 10]"
   "--ignore-unreachable[with --wait\: do not wait for unreachable nodes]"
   "--netmaster[URL of netmaster (NETMASTER)]:URL:"
@@ -218,6 +220,7 @@ _shtab_netctl_bgp_create_defaults_added=0
 
 _shtab_netctl_bgp_delete_options=(
   "(- : *)"{-h,--help}"[show this help message and exit]"
+  {--preview,--dry-run}"[write nothing\; only show what would change]"
   "--wait[return when every node has applied it\; --wait\=5 gives up after 5 seconds, --wait after 10]"
   "--ignore-unreachable[with --wait\: do not wait for unreachable nodes]"
   "--netmaster[URL of netmaster (NETMASTER)]:URL:"
@@ -270,6 +273,7 @@ _shtab_netctl_bgp_ls_defaults_added=0
 
 _shtab_netctl_bgp_rm_options=(
   "(- : *)"{-h,--help}"[show this help message and exit]"
+  {--preview,--dry-run}"[write nothing\; only show what would change]"
   "--wait[return when every node has applied it\; --wait\=5 gives up after 5 seconds, --wait after 10]"
   "--ignore-unreachable[with --wait\: do not wait for unreachable nodes]"
   "--netmaster[URL of netmaster (NETMASTER)]:URL:"
@@ -432,6 +436,7 @@ _shtab_netctl_global_set_options=(
   {--fwd-mode,-b}"[how packets are forwarded]:bridge|routing:(bridge routing)"
   {--arp-mode,-a}"[how ARP is answered]:proxy|flood:(proxy flood)"
   {--private-subnet,-s}"[subnet of the nodes\' own addresses, a \/16]:CIDR:"
+  {--preview,--dry-run}"[write nothing\; only show what would change]"
   "--wait[return when every node has applied it\; --wait\=5 gives up after 5 seconds, --wait after 10]"
   "--ignore-unreachable[with --wait\: do not wait for unreachable nodes]"
   "--netmaster[URL of netmaster (NETMASTER)]:URL:"
@@ -453,11 +458,15 @@ _shtab_netctl_group_defaults_added=0
 _shtab_netctl_group_create_options=(
   "(- : *)"{-h,--help}"[show this help message and exit]"
   {--tenant,-t}"[the tenant]:TENANT:"
-  {--policy,-p}"[attach a policy (may be repeated)]:POLICY:"
+  {--policy,-p}"[attach these policies only (may be repeated)]:POLICY:"
+  "--no-policy[detach all policies]"
   {--networkprofile,-n}"[attach a netprofile]:NAME:"
+  "--no-networkprofile[detach the netprofile]"
   {--ip-pool,-r}"[addresses of the network reserved for this group]:FIRST-LAST:"
   {--epg-tag,--tag}"[tag for other systems]:TAG:"
   "--pkt-tag[its own VLAN id, in a network with encap vlan]:TAG:"
+  "--force[change an existing object even if that newly allows traffic]"
+  {--preview,--dry-run}"[write nothing\; only show what would change]"
   "--wait[return when every node has applied it\; --wait\=5 gives up after 5 seconds, --wait after 10]"
   "--ignore-unreachable[with --wait\: do not wait for unreachable nodes]"
   "--netmaster[URL of netmaster (NETMASTER)]:URL:"
@@ -474,6 +483,7 @@ _shtab_netctl_group_create_defaults_added=0
 _shtab_netctl_group_delete_options=(
   "(- : *)"{-h,--help}"[show this help message and exit]"
   {--tenant,-t}"[the tenant]:TENANT:"
+  {--preview,--dry-run}"[write nothing\; only show what would change]"
   "--wait[return when every node has applied it\; --wait\=5 gives up after 5 seconds, --wait after 10]"
   "--ignore-unreachable[with --wait\: do not wait for unreachable nodes]"
   "--netmaster[URL of netmaster (NETMASTER)]:URL:"
@@ -532,6 +542,7 @@ _shtab_netctl_group_ls_defaults_added=0
 _shtab_netctl_group_rm_options=(
   "(- : *)"{-h,--help}"[show this help message and exit]"
   {--tenant,-t}"[the tenant]:TENANT:"
+  {--preview,--dry-run}"[write nothing\; only show what would change]"
   "--wait[return when every node has applied it\; --wait\=5 gives up after 5 seconds, --wait after 10]"
   "--ignore-unreachable[with --wait\: do not wait for unreachable nodes]"
   "--netmaster[URL of netmaster (NETMASTER)]:URL:"
@@ -554,14 +565,16 @@ _shtab_netctl_net_defaults_added=0
 _shtab_netctl_net_create_options=(
   "(- : *)"{-h,--help}"[show this help message and exit]"
   {--tenant,-t}"[the tenant]:TENANT:"
-  {--nw-type,-n}"[type]:data|infra:(data infra)"
-  {--encap,-e}"[encapsulation]:vlan|vxlan:(vlan vxlan)"
+  {--nw-type,-n}"[type\; data if it is new]:data|infra:(data infra)"
+  {--encap,-e}"[encapsulation\; vxlan if it is new]:vlan|vxlan:(vlan vxlan)"
   {--pkt-tag,-p}"[VLAN id or VNI\; netmaster chooses it by default]:TAG:"
   {--subnet,-s}"[IPv4 subnet, or a range FIRST-LAST\/LENGTH of one]:CIDR:"
   {--gateway,-g}"[IPv4 gateway]:ADDRESS:"
   {--subnetv6,-s6}"[IPv6 subnet]:CIDR:"
   {--gatewayv6,-g6}"[IPv6 gateway]:ADDRESS:"
   {--nw-tag,--tag}"[tag for other systems]:TAG:"
+  "--force[change an existing object even if that newly allows traffic]"
+  {--preview,--dry-run}"[write nothing\; only show what would change]"
   "--wait[return when every node has applied it\; --wait\=5 gives up after 5 seconds, --wait after 10]"
   "--ignore-unreachable[with --wait\: do not wait for unreachable nodes]"
   "--netmaster[URL of netmaster (NETMASTER)]:URL:"
@@ -577,6 +590,7 @@ _shtab_netctl_net_create_defaults_added=0
 _shtab_netctl_net_delete_options=(
   "(- : *)"{-h,--help}"[show this help message and exit]"
   {--tenant,-t}"[the tenant]:TENANT:"
+  {--preview,--dry-run}"[write nothing\; only show what would change]"
   "--wait[return when every node has applied it\; --wait\=5 gives up after 5 seconds, --wait after 10]"
   "--ignore-unreachable[with --wait\: do not wait for unreachable nodes]"
   "--netmaster[URL of netmaster (NETMASTER)]:URL:"
@@ -635,6 +649,7 @@ _shtab_netctl_net_ls_defaults_added=0
 _shtab_netctl_net_rm_options=(
   "(- : *)"{-h,--help}"[show this help message and exit]"
   {--tenant,-t}"[the tenant]:TENANT:"
+  {--preview,--dry-run}"[write nothing\; only show what would change]"
   "--wait[return when every node has applied it\; --wait\=5 gives up after 5 seconds, --wait after 10]"
   "--ignore-unreachable[with --wait\: do not wait for unreachable nodes]"
   "--netmaster[URL of netmaster (NETMASTER)]:URL:"
@@ -658,8 +673,11 @@ _shtab_netctl_netprofile_create_options=(
   "(- : *)"{-h,--help}"[show this help message and exit]"
   {--tenant,-t}"[the tenant]:TENANT:"
   {--bandwidth,-b}"[limit of each endpoint, such as 10Mbps]:RATE:"
+  "--no-bandwidth[remove the limit]"
   {--dscp,-d}"[DSCP of sent packets, 0 to 63]:DSCP:"
   {--burst,-s}"[burst in kilobytes]:KILOBYTES:"
+  "--force[change an existing object even if that newly allows traffic]"
+  {--preview,--dry-run}"[write nothing\; only show what would change]"
   "--wait[return when every node has applied it\; --wait\=5 gives up after 5 seconds, --wait after 10]"
   "--ignore-unreachable[with --wait\: do not wait for unreachable nodes]"
   "--netmaster[URL of netmaster (NETMASTER)]:URL:"
@@ -675,6 +693,7 @@ _shtab_netctl_netprofile_create_defaults_added=0
 _shtab_netctl_netprofile_delete_options=(
   "(- : *)"{-h,--help}"[show this help message and exit]"
   {--tenant,-t}"[the tenant]:TENANT:"
+  {--preview,--dry-run}"[write nothing\; only show what would change]"
   "--wait[return when every node has applied it\; --wait\=5 gives up after 5 seconds, --wait after 10]"
   "--ignore-unreachable[with --wait\: do not wait for unreachable nodes]"
   "--netmaster[URL of netmaster (NETMASTER)]:URL:"
@@ -733,6 +752,7 @@ _shtab_netctl_netprofile_ls_defaults_added=0
 _shtab_netctl_netprofile_rm_options=(
   "(- : *)"{-h,--help}"[show this help message and exit]"
   {--tenant,-t}"[the tenant]:TENANT:"
+  {--preview,--dry-run}"[write nothing\; only show what would change]"
   "--wait[return when every node has applied it\; --wait\=5 gives up after 5 seconds, --wait after 10]"
   "--ignore-unreachable[with --wait\: do not wait for unreachable nodes]"
   "--netmaster[URL of netmaster (NETMASTER)]:URL:"
@@ -755,14 +775,16 @@ _shtab_netctl_network_defaults_added=0
 _shtab_netctl_network_create_options=(
   "(- : *)"{-h,--help}"[show this help message and exit]"
   {--tenant,-t}"[the tenant]:TENANT:"
-  {--nw-type,-n}"[type]:data|infra:(data infra)"
-  {--encap,-e}"[encapsulation]:vlan|vxlan:(vlan vxlan)"
+  {--nw-type,-n}"[type\; data if it is new]:data|infra:(data infra)"
+  {--encap,-e}"[encapsulation\; vxlan if it is new]:vlan|vxlan:(vlan vxlan)"
   {--pkt-tag,-p}"[VLAN id or VNI\; netmaster chooses it by default]:TAG:"
   {--subnet,-s}"[IPv4 subnet, or a range FIRST-LAST\/LENGTH of one]:CIDR:"
   {--gateway,-g}"[IPv4 gateway]:ADDRESS:"
   {--subnetv6,-s6}"[IPv6 subnet]:CIDR:"
   {--gatewayv6,-g6}"[IPv6 gateway]:ADDRESS:"
   {--nw-tag,--tag}"[tag for other systems]:TAG:"
+  "--force[change an existing object even if that newly allows traffic]"
+  {--preview,--dry-run}"[write nothing\; only show what would change]"
   "--wait[return when every node has applied it\; --wait\=5 gives up after 5 seconds, --wait after 10]"
   "--ignore-unreachable[with --wait\: do not wait for unreachable nodes]"
   "--netmaster[URL of netmaster (NETMASTER)]:URL:"
@@ -778,6 +800,7 @@ _shtab_netctl_network_create_defaults_added=0
 _shtab_netctl_network_delete_options=(
   "(- : *)"{-h,--help}"[show this help message and exit]"
   {--tenant,-t}"[the tenant]:TENANT:"
+  {--preview,--dry-run}"[write nothing\; only show what would change]"
   "--wait[return when every node has applied it\; --wait\=5 gives up after 5 seconds, --wait after 10]"
   "--ignore-unreachable[with --wait\: do not wait for unreachable nodes]"
   "--netmaster[URL of netmaster (NETMASTER)]:URL:"
@@ -836,6 +859,7 @@ _shtab_netctl_network_ls_defaults_added=0
 _shtab_netctl_network_rm_options=(
   "(- : *)"{-h,--help}"[show this help message and exit]"
   {--tenant,-t}"[the tenant]:TENANT:"
+  {--preview,--dry-run}"[write nothing\; only show what would change]"
   "--wait[return when every node has applied it\; --wait\=5 gives up after 5 seconds, --wait after 10]"
   "--ignore-unreachable[with --wait\: do not wait for unreachable nodes]"
   "--netmaster[URL of netmaster (NETMASTER)]:URL:"
@@ -905,6 +929,8 @@ _shtab_netctl_policy_create_options=(
   "(- : *)"{-h,--help}"[show this help message and exit]"
   {--tenant,-t}"[the tenant]:TENANT:"
   "--mode[audit\: evaluate and report its rules, but do not enforce them]:enforce|audit:(enforce audit)"
+  "--force[change an existing object even if that newly allows traffic]"
+  {--preview,--dry-run}"[write nothing\; only show what would change]"
   "--wait[return when every node has applied it\; --wait\=5 gives up after 5 seconds, --wait after 10]"
   "--ignore-unreachable[with --wait\: do not wait for unreachable nodes]"
   "--netmaster[URL of netmaster (NETMASTER)]:URL:"
@@ -920,6 +946,7 @@ _shtab_netctl_policy_create_defaults_added=0
 _shtab_netctl_policy_delete_options=(
   "(- : *)"{-h,--help}"[show this help message and exit]"
   {--tenant,-t}"[the tenant]:TENANT:"
+  {--preview,--dry-run}"[write nothing\; only show what would change]"
   "--wait[return when every node has applied it\; --wait\=5 gives up after 5 seconds, --wait after 10]"
   "--ignore-unreachable[with --wait\: do not wait for unreachable nodes]"
   "--netmaster[URL of netmaster (NETMASTER)]:URL:"
@@ -991,6 +1018,7 @@ _shtab_netctl_policy_ls_defaults_added=0
 _shtab_netctl_policy_rm_options=(
   "(- : *)"{-h,--help}"[show this help message and exit]"
   {--tenant,-t}"[the tenant]:TENANT:"
+  {--preview,--dry-run}"[write nothing\; only show what would change]"
   "--wait[return when every node has applied it\; --wait\=5 gives up after 5 seconds, --wait after 10]"
   "--ignore-unreachable[with --wait\: do not wait for unreachable nodes]"
   "--netmaster[URL of netmaster (NETMASTER)]:URL:"
@@ -1017,7 +1045,7 @@ _shtab_netctl_policy_rule_add_options=(
   {--protocol,-l}"[protocol or its number\; any by default]:tcp|udp|icmp:(tcp udp icmp)"
   {--port,-P}"[destination port\; any by default]:PORT:"
   {--action,-j}"[allow or deny]:allow|deny:(allow deny)"
-  "--preview[only show which verdicts would change]"
+  {--preview,--dry-run}"[write nothing\; only show what would change]"
   "--wait[return when every node has applied it\; --wait\=5 gives up after 5 seconds, --wait after 10]"
   "--ignore-unreachable[with --wait\: do not wait for unreachable nodes]"
   "--netmaster[URL of netmaster (NETMASTER)]:URL:"
@@ -1049,7 +1077,7 @@ _shtab_netctl_policy_rule_ls_defaults_added=0
 _shtab_netctl_policy_rule_rm_options=(
   "(- : *)"{-h,--help}"[show this help message and exit]"
   {--tenant,-t}"[the tenant]:TENANT:"
-  "--preview[only show which verdicts would change]"
+  {--preview,--dry-run}"[write nothing\; only show what would change]"
   "--wait[return when every node has applied it\; --wait\=5 gives up after 5 seconds, --wait after 10]"
   "--ignore-unreachable[with --wait\: do not wait for unreachable nodes]"
   "--netmaster[URL of netmaster (NETMASTER)]:URL:"
@@ -1106,6 +1134,8 @@ _shtab_netctl_service_create_options=(
   {--port,-p}"[port of the service, port of its backends, and TCP or UDP (may be repeated)]:PORT:PORT:PROTOCOL:"
   {--preferred-ip,--ip}"[requested VIP]:ADDRESS:"
   "--preferred-ipv6[requested IPv6 VIP]:ADDRESS:"
+  "--force[change an existing object even if that newly allows traffic]"
+  {--preview,--dry-run}"[write nothing\; only show what would change]"
   "--wait[return when every node has applied it\; --wait\=5 gives up after 5 seconds, --wait after 10]"
   "--ignore-unreachable[with --wait\: do not wait for unreachable nodes]"
   "--netmaster[URL of netmaster (NETMASTER)]:URL:"
@@ -1121,6 +1151,7 @@ _shtab_netctl_service_create_defaults_added=0
 _shtab_netctl_service_delete_options=(
   "(- : *)"{-h,--help}"[show this help message and exit]"
   {--tenant,-t}"[the tenant]:TENANT:"
+  {--preview,--dry-run}"[write nothing\; only show what would change]"
   "--wait[return when every node has applied it\; --wait\=5 gives up after 5 seconds, --wait after 10]"
   "--ignore-unreachable[with --wait\: do not wait for unreachable nodes]"
   "--netmaster[URL of netmaster (NETMASTER)]:URL:"
@@ -1179,6 +1210,7 @@ _shtab_netctl_service_ls_defaults_added=0
 _shtab_netctl_service_rm_options=(
   "(- : *)"{-h,--help}"[show this help message and exit]"
   {--tenant,-t}"[the tenant]:TENANT:"
+  {--preview,--dry-run}"[write nothing\; only show what would change]"
   "--wait[return when every node has applied it\; --wait\=5 gives up after 5 seconds, --wait after 10]"
   "--ignore-unreachable[with --wait\: do not wait for unreachable nodes]"
   "--netmaster[URL of netmaster (NETMASTER)]:URL:"
@@ -1200,7 +1232,10 @@ _shtab_netctl_tenant_defaults_added=0
 
 _shtab_netctl_tenant_create_options=(
   "(- : *)"{-h,--help}"[show this help message and exit]"
-  "--external-range[source addresses outside that may reach the tenant\'s services (may be repeated)]:CIDR:"
+  "--external-range[addresses at which its services may be reached from outside (may be repeated)]:CIDR:"
+  "--no-external-range[remove all external ranges]"
+  "--force[change an existing object even if that newly allows traffic]"
+  {--preview,--dry-run}"[write nothing\; only show what would change]"
   "--wait[return when every node has applied it\; --wait\=5 gives up after 5 seconds, --wait after 10]"
   "--ignore-unreachable[with --wait\: do not wait for unreachable nodes]"
   "--netmaster[URL of netmaster (NETMASTER)]:URL:"
@@ -1215,6 +1250,7 @@ _shtab_netctl_tenant_create_defaults_added=0
 
 _shtab_netctl_tenant_delete_options=(
   "(- : *)"{-h,--help}"[show this help message and exit]"
+  {--preview,--dry-run}"[write nothing\; only show what would change]"
   "--wait[return when every node has applied it\; --wait\=5 gives up after 5 seconds, --wait after 10]"
   "--ignore-unreachable[with --wait\: do not wait for unreachable nodes]"
   "--netmaster[URL of netmaster (NETMASTER)]:URL:"
@@ -1267,6 +1303,7 @@ _shtab_netctl_tenant_ls_defaults_added=0
 
 _shtab_netctl_tenant_rm_options=(
   "(- : *)"{-h,--help}"[show this help message and exit]"
+  {--preview,--dry-run}"[write nothing\; only show what would change]"
   "--wait[return when every node has applied it\; --wait\=5 gives up after 5 seconds, --wait after 10]"
   "--ignore-unreachable[with --wait\: do not wait for unreachable nodes]"
   "--netmaster[URL of netmaster (NETMASTER)]:URL:"

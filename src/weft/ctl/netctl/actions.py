@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from weft import __version__
@@ -17,8 +17,6 @@ from weft.ctl.failures import Usage
 from weft.ctl.files import read_document, write_document
 from weft.ctl.netctl.kinds import API, FLOW_CHANGES, GLOBAL, INCOMING, NODE, OUTGOING, POLICY, RULE, TENANT, Kind
 
-# Members of a reply that a PUT must not send back.
-_ADDED_BY_SERVER = frozenset({"key", "links", "link-sets"})
 # Members that a rule of this direction does not use (O13).
 _NOT_FOR = {
     "in": {"toEndpointGroup": "--to-group", "toNetwork": "--to-network"},
@@ -48,13 +46,13 @@ Action = Callable[[Call], Iterator[str]]
 
 
 def saves(kind: Kind) -> Action:
-    """Create the object or, as Contiv does, change an existing one; print its key."""
+    """Create the object or change the given members of an existing one; print its key and what has changed."""
 
     def save(call: Call) -> Iterator[str]:
         key = kind.spell_key(call.members)
-        call.client.request("POST", kind.path(key), body=_encode(call.members), wait=call.wait)
-        # The key and nothing else, for scripts.
-        yield f"{key}\n"
+        # netmaster merges and checks at the commit, so that a concurrent change is neither lost nor opened.
+        guard = {} if "force" in call.switches else {"refuse-opening": "1"}
+        yield from _write(call, "PATCH", kind.path(key), query=guard, members=call.members)
 
     return save
 
@@ -63,11 +61,60 @@ def removes(kind: Kind) -> Action:
     """Delete the object; print its key."""
 
     def remove(call: Call) -> Iterator[str]:
-        key = kind.spell_key(call.members)
-        call.client.request("DELETE", kind.path(key), wait=call.wait)
-        yield f"{key}\n"
+        yield from _write(call, "DELETE", kind.path(kind.spell_key(call.members)))
 
     return remove
+
+
+def _write(
+    call: Call,
+    method: str,
+    path: str,
+    *,
+    query: Mapping[str, str] | None = None,
+    members: Mapping[str, object] | None = None,
+) -> Iterator[str]:
+    """Send a write, or with --preview its dry run, and print netmaster's report of it."""
+    is_preview = "preview" in call.switches
+    options = {"dry-run": "1"} if is_preview else {"report": "1", **(query or {})}
+    body = b"" if members is None else _encode(members)
+    wait = None if is_preview else call.wait
+    report = decode_row(call.client.request(method, path, query=options, body=body, wait=wait))
+    yield from _format_preview(report) if is_preview else _format_report(report)
+
+
+def _format_report(report: Row) -> Iterator[str]:
+    # The key comes first, for scripts.
+    yield f"{report.get('key', '')} {_outcome(report)}\n"
+    yield from (f"opens: {line}\n" for line in _items(report, "opens"))
+
+
+def _format_preview(report: Row) -> Iterator[str]:
+    outcome = _outcome(report)
+    would = outcome.replace("changed:", "change:", 1) if outcome.startswith("changed") else f"be {outcome}"
+    yield f"{report.get('key', '')} would {would}\n"
+    yield from (f"would open: {line}\n" for line in _items(report, "opens"))
+    yield from _format_verdicts([row for row in _items(report, "verdicts") if isinstance(row, dict)])
+
+
+def _outcome(report: Row) -> str:
+    changes = [_format_change(change) for change in _items(report, "changes") if isinstance(change, dict)]
+    return f"changed: {', '.join(changes)}" if changes else str(report.get("outcome", ""))
+
+
+def _format_change(change: Row) -> str:
+    """`policies -old +new` for a list, `mode enforce -> audit` for anything else."""
+    member, before, after = change.get("member"), change.get("before"), change.get("after")
+    if isinstance(before, list) or isinstance(after, list):
+        old, new = (value if isinstance(value, list) else [] for value in (before, after))
+        moved = [f"-{item}" for item in old if item not in new] + [f"+{item}" for item in new if item not in old]
+        return f"{member} {' '.join(moved) or 'order'}"
+    return f"{member} {'none' if before is None else before} -> {'none' if after is None else after}"
+
+
+def _items(report: Row, member: str) -> list[object]:
+    items = report.get(member)
+    return items if isinstance(items, list) else []
 
 
 def inspects(kind: Kind) -> Action:
@@ -123,18 +170,8 @@ def add_rule(call: Call) -> Iterator[str]:
     for member, flag in _NOT_FOR.get(direction, {}).items():
         if call.members.get(member):
             raise Usage(f"{flag} does not apply to a rule with direction {direction}: leave it out")
-    if "preview" in call.switches:
-        yield from _preview(call, [{"put": RULE.plural, "object": dict(call.members)}])
-    else:
-        yield from saves(RULE)(call)
-
-
-def remove_rule(call: Call) -> Iterator[str]:
-    """Remove a rule or, with --preview, print what that would change."""
-    if "preview" in call.switches:
-        yield from _preview(call, [{"delete": RULE.plural, "key": RULE.spell_key(call.members)}])
-    else:
-        yield from removes(RULE)(call)
+    # A rule never changes: the whole rule is sent, and another one of this id is refused.
+    yield from _write(call, "POST", RULE.path(RULE.spell_key(call.members)), members=call.members)
 
 
 def diff_policy(call: Call) -> Iterator[str]:
@@ -151,7 +188,12 @@ def _preview(call: Call, changes: object) -> Iterator[str]:
     rows = decode_rows(reply)
     if "json" in call.switches:
         yield render.json_array(rows)
-    elif not rows:
+    else:
+        yield from _format_verdicts(rows)
+
+
+def _format_verdicts(rows: Sequence[Row]) -> Iterator[str]:
+    if not rows:
         yield "no verdict would change\n"
     else:
         shown = ({**row, "verdict": "allowed" if row.get("allowed") else "blocked"} for row in rows)
@@ -186,19 +228,10 @@ def inspect_global(call: Call) -> Iterator[str]:
 
 
 def set_global(call: Call) -> Iterator[str]:
-    """Change only the given settings (W25). If-Match detects a concurrent change."""
+    """Change only the given settings (W25)."""
     if not call.members:
         raise Usage("nothing to set: give at least one option; see netctl global set --help")
-    reply = call.client.request("GET", GLOBAL.path("global"))
-    current = {member: value for member, value in decode_row(reply).items() if member not in _ADDED_BY_SERVER}
-    call.client.request(
-        "PUT",
-        GLOBAL.path("global"),
-        body=_encode({**current, **call.members}),
-        if_match=reply.headers.get("etag", ""),
-        wait=call.wait,
-    )
-    yield "global\n"
+    yield from _write(call, "PATCH", GLOBAL.path("global"), members=call.members)
 
 
 def show_version(call: Call) -> Iterator[str]:

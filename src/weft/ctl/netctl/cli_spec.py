@@ -7,7 +7,8 @@ from typing import Literal, NamedTuple
 from weft.ctl.netctl.actions import Action
 
 # A `list` flag may be repeated; the JSON member becomes an array.
-FlagForm = Literal["text", "number", "list", "switch", "wait"]
+# A `clear` flag takes no value and sends null, which resets the member.
+FlagForm = Literal["text", "number", "list", "switch", "clear", "wait"]
 
 
 class Flag(NamedTuple):
@@ -34,7 +35,7 @@ class Flag(NamedTuple):
     @property
     def takes_value(self) -> bool:
         """Whether it needs a value, as the next word or after `=`."""
-        return self.form not in {"switch", "wait"}
+        return self.form not in {"switch", "clear", "wait"}
 
     @property
     def shown(self) -> str:

@@ -15,7 +15,8 @@ from weft.ctl.netctl.kinds import Kind
 _TENANT = Flag(("--tenant", "-t"), "the tenant", member="tenantName", default="default")
 _ALL = Flag(("--all", "-a"), "all tenants", form="switch")
 _JSON = Flag(("--json", "-j"), "print JSON instead of a table", form="switch")
-_PREVIEW = Flag(("--preview",), "only show which verdicts would change", form="switch")
+_PREVIEW = Flag(("--preview", "--dry-run"), "write nothing; only show what would change", form="switch")
+_FORCE = Flag(("--force",), "change an existing object even if that newly allows traffic", form="switch")
 _QUIET = Flag(("--quiet", "-q"), "print names only", form="switch")
 _WAIT = (
     Flag(
@@ -46,12 +47,12 @@ _NAMES = {
 def _create(kind: Kind, text: str, *, before: tuple[Argument, ...] = (), flags: tuple[Flag, ...] = ()) -> Command:
     arguments = (*before, _NAMES[kind])
     scope = (_TENANT,) if kind.of_tenant else ()
-    return Command(("create",), text, saves(kind), arguments, (*scope, *flags, *_WAIT))
+    return Command(("create",), text, saves(kind), arguments, (*scope, *flags, _FORCE, _PREVIEW, *_WAIT))
 
 
 def _remove(kind: Kind, text: str) -> Command:
     scope = (_TENANT,) if kind.of_tenant else ()
-    return Command(("rm", "delete"), text, removes(kind), (_NAMES[kind],), (*scope, *_WAIT))
+    return Command(("rm", "delete"), text, removes(kind), (_NAMES[kind],), (*scope, _PREVIEW, *_WAIT))
 
 
 def _inspect(kind: Kind, text: str) -> Command:
@@ -72,11 +73,13 @@ NOUNS = (
         (
             _create(
                 kinds.GROUP,
-                "Create a group of endpoints on a network",
+                "Create a group of endpoints on a network, or change it",
                 before=(_NAMES[kinds.NETWORK],),
                 flags=(
-                    Flag(("--policy", "-p"), "attach a policy (may be repeated)", "policies", "list"),
+                    Flag(("--policy", "-p"), "attach these policies only (may be repeated)", "policies", "list"),
+                    Flag(("--no-policy",), "detach all policies", "policies", "clear"),
                     Flag(("--networkprofile", "-n"), "attach a netprofile", "netProfile", placeholder="NAME"),
+                    Flag(("--no-networkprofile",), "detach the netprofile", "netProfile", "clear"),
                     Flag(
                         ("--ip-pool", "-r"),
                         "addresses of the network reserved for this group",
@@ -132,6 +135,7 @@ NOUNS = (
                     Flag(
                         ("--bandwidth", "-b"), "limit of each endpoint, such as 10Mbps", "bandwidth", placeholder="RATE"
                     ),
+                    Flag(("--no-bandwidth",), "remove the limit", "bandwidth", "clear"),
                     Flag(("--dscp", "-d"), "DSCP of sent packets, 0 to 63", "DSCP", "number"),
                     Flag(("--burst", "-s"), "burst in kilobytes", "burst", "number", placeholder="KILOBYTES"),
                 ),
@@ -149,8 +153,8 @@ NOUNS = (
                 kinds.NETWORK,
                 "Create a network",
                 flags=(
-                    Flag(("--nw-type", "-n"), "type", "nwType", default="data", values=("data", "infra")),
-                    Flag(("--encap", "-e"), "encapsulation", "encap", default="vxlan", values=("vlan", "vxlan")),
+                    Flag(("--nw-type", "-n"), "type; data if it is new", "nwType", values=("data", "infra")),
+                    Flag(("--encap", "-e"), "encapsulation; vxlan if it is new", "encap", values=("vlan", "vxlan")),
                     Flag(
                         ("--pkt-tag", "-p"),
                         "VLAN id or VNI; netmaster chooses it by default",
@@ -183,15 +187,16 @@ NOUNS = (
         (
             _create(
                 kinds.TENANT,
-                "Create a tenant",
+                "Create a tenant, or change it",
                 flags=(
                     Flag(
                         ("--external-range",),
-                        "source addresses outside that may reach the tenant's services (may be repeated)",
+                        "addresses at which its services may be reached from outside (may be repeated)",
                         "externalRanges",
                         "list",
                         placeholder="CIDR",
                     ),
+                    Flag(("--no-external-range",), "remove all external ranges", "externalRanges", "clear"),
                 ),
             ),
             _remove(kinds.TENANT, "Delete a tenant"),
@@ -216,6 +221,8 @@ NOUNS = (
                         "mode",
                         values=("enforce", "audit"),
                     ),
+                    _FORCE,
+                    _PREVIEW,
                     *_WAIT,
                 ),
             ),
@@ -250,7 +257,7 @@ NOUNS = (
                     *_WAIT,
                 ),
             ),
-            Command(("rule-rm",), "Remove a rule", actions.remove_rule, (_POLICY, _RULE), (_TENANT, _PREVIEW, *_WAIT)),
+            Command(("rule-rm",), "Remove a rule", removes(kinds.RULE), (_POLICY, _RULE), (_TENANT, _PREVIEW, *_WAIT)),
             Command(
                 ("rule-ls",), "List the rules of a policy", actions.list_rules, (_POLICY,), (_TENANT, _JSON, _QUIET)
             ),
@@ -303,6 +310,7 @@ NOUNS = (
                         "pvtSubnet",
                         placeholder="CIDR",
                     ),
+                    _PREVIEW,
                     *_WAIT,
                 ),
             ),

@@ -67,14 +67,18 @@ def parse(words: Sequence[str], *, environment: Mapping[str, str]) -> Parsed:
     parser.parse_args(list(_with_default_waits(rest, command.flags)), options)
     values = vars(options)
     members = {argument.member: argument.shown for argument in command.arguments}
-    members |= {flag.member: flag.names[0] for flag in command.flags if flag.member}
+    members |= {flag.member: flag.names[0] for flag in command.flags if flag.member and flag.form != "clear"}
+    cleared = {flag.member: flag.names[0] for flag in command.flags if flag.form == "clear" and values[flag.word]}
     for member, shown in members.items():
         # An empty tenant would mean all tenants, and an empty name the path of the list.
         if values[member] == "":
             parser.error(f"{shown} must not be empty")
+        if member in cleared and values[member] is not None:
+            parser.error(f"{cleared[member]} contradicts {shown}")
     return Parsed(
         command=command,
-        members={member: values[member] for member in members if values.get(member) is not None},
+        members={member: values[member] for member in members if values.get(member) is not None}
+        | dict.fromkeys(cleared),
         switches=frozenset(flag.word for flag in command.flags if flag.form == "switch" and values[flag.word]),
         connection=_connection(options, environment),
         seconds=_seconds(values["wait"], flag="--wait", maximum=_MAX_WAIT) if values.get("wait") is not None else 0.0,
@@ -129,8 +133,9 @@ def _unknown(prog: str, word: str, known: Sequence[str]) -> Usage:
 
 def _add_flag(parser: argparse.ArgumentParser, flag: Flag, *, default: object) -> None:
     text = flag.text if flag.default is None else f"{flag.text} (default {flag.default})"
-    dest = flag.member or flag.word
-    if flag.form == "switch":
+    # A flag that clears a member has a value of its own beside the one of the flag that sets the member.
+    dest = flag.word if flag.form == "clear" else flag.member or flag.word
+    if flag.form in {"switch", "clear"}:
         parser.add_argument(*flag.names, dest=dest, action="store_true", default=default or False, help=text)
         return
     parser.add_argument(

@@ -16,8 +16,14 @@ to date.
 
 `netctl [flags] NOUN VERB [flags] [arguments]`: every command has `--help`. Lists are tables, on a terminal and in a
 pipe; `--json` prints a JSON array with one object per line, `--quiet` prints names only. `inspect` prints indented
-JSON: `Config` is the configuration, `Oper` the operational state. Commands that create, change or delete print the key
-of the object, such as `default:blue`. As in Contiv, `create` also changes an existing object, if its kind is mutable.
+JSON: `Config` is the configuration, `Oper` the operational state.
+
+Commands that create, change or delete print the key of the object and what has happened: `blue:web created`, `blue:web
+changed: policies -old +new`, `blue:web unchanged`, `blue:web deleted`. As in Contiv, `create` also changes an existing
+object, if its kind is mutable: only what the flags say. What is not given keeps its value; flags such as `--no-policy`
+remove a value. If the change would newly allow traffic, `create` refuses (exit code 6) and says what it would open;
+`--force` does it. Other commands that newly allow traffic say so in lines `opens: …`. Endpoints to come count: a group
+without endpoints opens too. `--dry-run` is `--preview`: nothing is written.
 
 ## Exit codes
 
@@ -29,6 +35,7 @@ of the object, such as `default:blue`. As in Contiv, `create` also changes an ex
 | 3 | netmaster rejected the request; the message says why |
 | 4 | a file or the output cannot be read or written |
 | 5 | the change was committed, but `--wait` timed out before every node applied it; the message names the nodes |
+| 6 | the change of an existing object would newly allow traffic; nothing was changed; `--force` does it |
 
 ## Authentication
 

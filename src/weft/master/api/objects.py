@@ -19,9 +19,19 @@ from weft.domain.cluster import Cluster, Stored
 from weft.domain.errors import Invalid, Malformed, NotFound, Unavailable
 from weft.domain.ids import StoreKey
 from weft.domain.kinds import Kind
+from weft.domain.lifecycle import changes
 from weft.domain.lifecycle.sync_status import node_status
 from weft.domain.links import Links, links_of
 from weft.domain.oper import endpoint_oper, oper_of
+from weft.domain.policy.engine.engine import Engine
+from weft.domain.transaction import ReadSet
+from weft.master.api.guarded_writes import (
+    GUARD_QUERY,
+    GuardedWrites,
+    PlannedWrite,
+    WriteReport,
+    read_write_options,
+)
 from weft.master.control.control import Condition, ControlPlane
 from weft.ports.store import Store
 from weft.runtime.http import Handler, json_response, read_json
@@ -49,8 +59,9 @@ _LIST_QUERY = (
 class Objects:
     """The object routes of one netmaster."""
 
-    def __init__(self, control: ControlPlane, store: Store, *, cluster_mode: str) -> None:
+    def __init__(self, control: ControlPlane, store: Store, *, cluster_mode: str, engine: Callable[[], Engine]) -> None:
         self._control = control
+        self._guarded = GuardedWrites(control, engine)
         self._store = store
         self._cluster_mode = cluster_mode
 
@@ -75,12 +86,17 @@ class Objects:
         if kind in kinds.CONFIGURABLE:
             routes += [
                 Route(method=method, path=one, handler=self._bind(self.write, kind), body=kind.type, answer=kind.type,
-                      about=f"Create or change one {kind.name}")
+                      about=f"Create or replace one {kind.name}", query=GUARD_QUERY)
                 for method in ("POST", "PUT")
             ]  # fmt: skip
             routes.append(
+                Route(method="PATCH", path=one, handler=self._bind(self.patch, kind), body=dict[str, Any],
+                      answer=WriteReport, about=f"Create one {kind.name}, or change the given members only (RFC 7396)",
+                      query=GUARD_QUERY)
+            )  # fmt: skip
+            routes.append(
                 Route(method="DELETE", path=one, handler=self._bind(self.delete, kind), about=f"Delete one {kind.name}",
-                      answer=str)
+                      answer=str, query=GUARD_QUERY)
             )  # fmt: skip
         return routes
 
@@ -131,11 +147,54 @@ class Objects:
     async def write(self, kind: Kind[Any], request: web.Request) -> web.Response:
         parts = kind.parse_key(request.match_info["key"])
         value = read_object(kind, await read_json(request), parts)
+        options = read_write_options(request.query)
+        if options.needs_effect:
+            return json_response(await self._write_guarded(kind, parts, request, lambda _: value))
         stored = await self._control.put(kind, value, read_condition(request.headers))
         return json_response(shown(kind, stored.value, Links(self._cluster)), headers=etag(stored))
 
+    async def patch(self, kind: Kind[Any], request: web.Request) -> web.Response:
+        """Create an object, or change only the given members of the present one; null resets a member."""
+        parts = kind.parse_key(request.match_info["key"])
+        members = await read_json(request)
+        check_members(kind, members)
+        report = await self._write_guarded(
+            kind, parts, request, lambda present: read_object(kind, merged(kind, parts, present, members), parts)
+        )
+        return json_response(report)
+
+    async def _write_guarded(
+        self,
+        kind: Kind[Any],
+        parts: tuple[str, ...],
+        request: web.Request,
+        wanted: Callable[[model.Value | None], model.Value],
+    ) -> WriteReport:
+        condition = read_condition(request.headers)
+
+        def plan(reading: ReadSet) -> PlannedWrite:
+            condition.check(self._cluster.get(kind, *parts))
+            present = reading.get(kind, *parts)
+            transaction = changes.plan_put(reading, kind, wanted(present))
+            return PlannedWrite(kind=kind, key=parts, present=present, transaction=transaction)
+
+        return await self._guarded.write(plan, read_write_options(request.query))
+
+    async def _delete_guarded(self, kind: Kind[Any], parts: tuple[str, ...], request: web.Request) -> WriteReport:
+        condition = read_condition(request.headers)
+
+        def plan(reading: ReadSet) -> PlannedWrite:
+            condition.check(self._cluster.get(kind, *parts))
+            present = reading.get(kind, *parts)
+            transaction = changes.plan_delete(reading, kind, *parts)
+            return PlannedWrite(kind=kind, key=parts, present=present, transaction=transaction)
+
+        return await self._guarded.write(plan, read_write_options(request.query))
+
     async def delete(self, kind: Kind[Any], request: web.Request) -> web.Response:
         key = request.match_info["key"]
+        if read_write_options(request.query).needs_effect:
+            return json_response(await self._delete_guarded(kind, kind.parse_key(key), request))
         await self._control.delete(kind, kind.parse_key(key), read_condition(request.headers))
         return json_response(key)
 
@@ -293,6 +352,26 @@ def read_object(kind: Kind[Any], members: dict[str, Any], parts: tuple[str, ...]
     value = codec.convert_input(kind.type, members)
     kind.check_key(value, parts)
     return value
+
+
+# What Contiv's netctl says of a new object without a flag, where REST requires the member.
+_NEW_MEMBERS: Mapping[str, Mapping[str, Any]] = {kinds.NETWORK.name: {"encap": "vxlan"}}
+
+
+def check_members(kind: Kind[Any], members: Mapping[str, Any]) -> None:
+    """`Invalid` for a member that the kind does not have: null would otherwise remove it silently."""
+    for name in members:
+        if name not in kind.type.__struct_encode_fields__ and name not in DECORATION:
+            raise Invalid(f"{name[:80]}: unknown member: remove it", field=name[:80])
+
+
+def merged(
+    kind: Kind[Any], parts: tuple[str, ...], present: model.Value | None, members: Mapping[str, Any]
+) -> dict[str, Any]:
+    """The present object's members with the given ones (RFC 7396): null resets a member to its default."""
+    base = _NEW_MEMBERS.get(kind.name, {}) if present is None else configuration(kind, present)
+    changed = {**dict(zip(kind.key_members(), parts, strict=True)), **base, **members}
+    return {name: member for name, member in changed.items() if member is not None}
 
 
 def configuration(kind: Kind[Any], value: model.Value) -> dict[str, Any]:

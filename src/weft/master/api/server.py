@@ -69,7 +69,7 @@ def make_app(
         route = route_of(request)
         # Only our own API: Contiv's plugin calls ignore the query, and probes of health paths may send anything.
         if route is not None and route.path.startswith(API):
-            check_query(list(request.query), [query.name for query in route.query])
+            check_query([name for name, _ in request.query.items()], [query.name for query in route.query])
         return await handler(request)
 
     @web.middleware

@@ -35,7 +35,7 @@ WAIT_QUERY = (
     ),
     Query(name="ignore-unreachable", about="with wait: ignore unreachable nodes", schema={"type": "boolean"}),
 )
-_WRITE_METHODS = frozenset({"POST", "PUT", "DELETE"})
+_WRITE_METHODS = frozenset({"POST", "PUT", "PATCH", "DELETE"})
 
 
 @dataclass(frozen=True, slots=True)

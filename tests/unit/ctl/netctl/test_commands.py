@@ -12,20 +12,56 @@ if TYPE_CHECKING:
     from tests.unit.ctl.conftest import Netctl, Stub
 
 API = "/api/v1"
+GUARDED = "report=1&refuse-opening=1"
 
 
-def test_create_posts_the_object_and_prints_its_key(netctl: Netctl, stub: Stub) -> None:
-    stub.answers(f"POST {API}/networks/t1:blue/", {"key": "t1:blue"})
+def test_create_sends_what_is_given_and_prints_the_outcome(netctl: Netctl, stub: Stub) -> None:
+    stub.answers(f"PATCH {API}/networks/t1:blue/?{GUARDED}", {"key": "t1:blue", "outcome": "created"})
     result = netctl("network", "create", "-t", "t1", "--subnet", "10.1.1.0/24", "blue")
-    assert (result.code, result.out) == (0, "t1:blue\n")
+    assert (result.code, result.out) == (0, "t1:blue created\n")
     assert stub.requests[0].headers["Content-Type"] == "application/json"
     assert stub.requests[0].json() == {
         "tenantName": "t1",
         "networkName": "blue",
-        "nwType": "data",
-        "encap": "vxlan",
         "subnet": "10.1.1.0/24",
     }
+
+
+def test_UX1_a_refusal_to_open_traffic_has_its_own_exit_code(netctl: Netctl, stub: Stub) -> None:
+    refusal = {"code": "opens-traffic", "message": "default:web exists, and this change would newly allow traffic: x"}
+    stub.answers(f"PATCH {API}/endpointGroups/default:web/?{GUARDED}", refusal, status=409)
+    result = netctl("group", "create", "--no-policy", "net", "web")
+    assert (result.code, result.out) == (6, "")
+    assert "--force" in result.err
+    assert stub.requests[0].json() == {
+        "tenantName": "default",
+        "networkName": "net",
+        "groupName": "web",
+        "policies": None,
+    }
+    changes = [
+        {"member": "policies", "before": ["old", "both"], "after": ["both", "new"]},
+        {"member": "mode", "before": None, "after": "audit"},
+    ]
+    report = {"key": "default:web", "outcome": "changed", "changes": changes, "opens": ["tcp/22 from a to b"]}
+    stub.answers(f"PATCH {API}/endpointGroups/default:web/?report=1", report)
+    assert netctl("group", "create", "--no-policy", "--force", "net", "web").out == (
+        "default:web changed: policies -old +new, mode none -> audit\nopens: tcp/22 from a to b\n"
+    )
+
+
+def test_UX1_a_flag_that_sets_and_one_that_clears_contradict(netctl: Netctl, stub: Stub) -> None:
+    result = netctl("group", "create", "-p", "x", "--no-policy", "net", "web")
+    assert (result.code, stub.requests) == (1, [])
+    assert "--no-policy contradicts --policy" in result.err
+
+
+@pytest.mark.parametrize("flag", ["--dry-run", "--preview"])
+def test_UX2_a_dry_run_asks_netmaster_for_one(netctl: Netctl, stub: Stub, flag: str) -> None:
+    stub.answers(f"PATCH {API}/policys/default:p/?dry-run=1", {"key": "default:p", "outcome": "created"})
+    assert netctl("policy", "create", "p", flag, "--wait").out == (
+        "default:p would be created\nno verdict would change\n"
+    )
 
 
 @pytest.mark.parametrize(
@@ -45,9 +81,9 @@ def test_create_posts_the_object_and_prints_its_key(netctl: Netctl, stub: Stub) 
     ],
 )
 def test_rm_deletes(netctl: Netctl, stub: Stub, line: str, path: str, key: str) -> None:
-    stub.answers(f"DELETE {API}/{path}", key)
+    stub.answers(f"DELETE {API}/{path}?report=1", {"key": key, "outcome": "deleted"})
     result = netctl(*line.split())
-    assert (result.code, result.out, result.err) == (0, f"{key}\n", "")
+    assert (result.code, result.out, result.err) == (0, f"{key} deleted\n", "")
 
 
 @pytest.mark.parametrize(
@@ -266,7 +302,7 @@ def test_rule_add_rejects_flags_that_do_not_apply_to_the_direction(
 
 
 def test_rule_add_leaves_other_validation_to_netmaster(netctl: Netctl, stub: Stub) -> None:
-    stub.answers(f"POST {API}/rules/default:p:1/", {})
+    stub.answers(f"POST {API}/rules/default:p:1/?report=1", {})
     assert netctl("policy", "rule-add", "p", "1", "-d", "in", "-s", "10.1.1.1", "-g", "web").code == 0
     assert netctl("policy", "rule-add", "p", "1", "-d", "sideways", "-e", "web").code == 0
 
@@ -299,19 +335,9 @@ def test_global_info(netctl: Netctl, stub: Stub) -> None:
 
 def test_global_set_changes_only_the_given_settings(netctl: Netctl, stub: Stub) -> None:
     """W25: the original always sent a private subnet, and so changed it back to its default."""
-    stub.answers(f"GET {API}/globals/global/", GLOBAL, headers={"ETag": '"7"'})
-    stub.answers(f"PUT {API}/globals/global/", GLOBAL)
+    stub.answers(f"PATCH {API}/globals/global/?report=1", {"key": "global", "outcome": "changed"})
     assert netctl("global", "set", "--vlan-range", "1-100").code == 0
-    put = stub.requests[-1]
-    assert put.headers["If-Match"] == '"7"'
-    assert put.json() == {
-        "name": "global",
-        "networkInfraType": "default",
-        "vlans": "1-100",
-        "vxlans": "1-10000",
-        "arpMode": "proxy",
-        "pvtSubnet": "172.21.0.0/16",
-    }
+    assert stub.requests[-1].json() == {"vlans": "1-100"}
 
 
 def test_global_set_without_settings_is_a_usage_error(netctl: Netctl, stub: Stub) -> None:
@@ -319,14 +345,6 @@ def test_global_set_without_settings_is_a_usage_error(netctl: Netctl, stub: Stub
     result = netctl("global", "set")
     assert result.code == 1
     assert not stub.requests
-
-
-def test_global_set_reports_a_concurrent_change(netctl: Netctl, stub: Stub) -> None:
-    stub.answers(f"GET {API}/globals/global/", GLOBAL, headers={"ETag": '"7"'})
-    stub.answers(f"PUT {API}/globals/global/", {"code": "mismatch", "message": "global is at 8"}, status=412)
-    result = netctl("global", "set", "--vlan-range", "1-100")
-    assert result.code == 3
-    assert "run the command again" in result.err
 
 
 def test_version_prints_client_and_server(netctl: Netctl, stub: Stub) -> None:
@@ -389,14 +407,14 @@ def test_node_ls_shows_why_a_node_is_not_ready(netctl: Netctl, stub: Stub) -> No
 @pytest.mark.parametrize(
     ("line", "request_line"),
     [
-        ("tenant create --wait t1", "POST /tenants/t1/?wait=10"),
-        ("tenant rm t1 --wait=0.5 --ignore-unreachable", "DELETE /tenants/t1/?wait=0.5&ignore-unreachable=1"),
-        ("net create --wait=3 -s 10.1.1.0/24 blue", "POST /networks/default:blue/?wait=3"),
-        ("policy create p --wait", "POST /policys/default:p/?wait=10"),
-        ("policy rule-add --wait p 1", "POST /rules/default:p:1/?wait=10"),
-        ("policy rule-rm p 1 --wait=60", "DELETE /rules/default:p:1/?wait=60"),
-        ("group create --wait blue web", "POST /endpointGroups/default:web/?wait=10"),
-        ("netprofile create --wait gold", "POST /netprofiles/default:gold/?wait=10"),
+        ("tenant create --wait t1", "PATCH /tenants/t1/?report=1&refuse-opening=1&wait=10"),
+        ("tenant rm t1 --wait=0.5 --ignore-unreachable", "DELETE /tenants/t1/?report=1&wait=0.5&ignore-unreachable=1"),
+        ("net create --wait=3 -s 10.1.1.0/24 blue", "PATCH /networks/default:blue/?report=1&refuse-opening=1&wait=3"),
+        ("policy create p --wait", "PATCH /policys/default:p/?report=1&refuse-opening=1&wait=10"),
+        ("policy rule-add --wait p 1", "POST /rules/default:p:1/?report=1&wait=10"),
+        ("policy rule-rm p 1 --wait=60", "DELETE /rules/default:p:1/?report=1&wait=60"),
+        ("group create --wait blue web", "PATCH /endpointGroups/default:web/?report=1&refuse-opening=1&wait=10"),
+        ("netprofile create --wait gold", "PATCH /netprofiles/default:gold/?report=1&refuse-opening=1&wait=10"),
         ("node wait", "POST /sync?wait=10"),
         ("node settle", "POST /sync?wait=10"),
         ("node wait --wait=2 --ignore-unreachable", "POST /sync?wait=2&ignore-unreachable=1"),
@@ -411,7 +429,7 @@ def test_a_write_waits_with_the_flag(netctl: Netctl, stub: Stub, line: str, requ
 
 def test_global_and_restore_wait_too(netctl: Netctl, stub: Stub, tmp_path: Path) -> None:
     stub.answers(f"GET {API}/globals/global/", {"key": "global"}, headers={"ETag": '"4"'})
-    stub.answers(f"PUT {API}/globals/global/?wait=10", {})
+    stub.answers(f"PATCH {API}/globals/global/?report=1&wait=10", {})
     assert netctl("global", "set", "--arp-mode", "flood", "--wait").code == 0
     saved = tmp_path / "state.json"
     saved.write_text("{}")
@@ -421,9 +439,9 @@ def test_global_and_restore_wait_too(netctl: Netctl, stub: Stub, tmp_path: Path)
 
 def test_a_write_that_some_nodes_have_not_applied_has_its_own_exit_code(netctl: Netctl, stub: Stub) -> None:
     error = {"code": "behind", "message": "written, but not in force on b (Unreachable)", "field": "", "details": {}}
-    stub.answers(f"POST {API}/tenants/t1/?wait=10", error, status=504)
+    stub.answers(f"PATCH {API}/tenants/t1/?{GUARDED}&wait=10", error, status=504)
     result = netctl("tenant", "create", "t1", "--wait")
     assert (result.code, result.out) == (5, "")
     assert result.err == "netctl: written, but not in force on b (Unreachable)\n"
-    stub.answers(f"POST {API}/tenants/t1/?wait=10", b"<html>a proxy gave up</html>", status=504)
+    stub.answers(f"PATCH {API}/tenants/t1/?{GUARDED}&wait=10", b"<html>a proxy gave up</html>", status=504)
     assert netctl("tenant", "create", "t1", "--wait").code == 3

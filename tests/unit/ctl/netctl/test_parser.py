@@ -26,8 +26,6 @@ def parsed(line: str, environment: Mapping[str, str] | None = None) -> Parsed:
             {
                 "tenantName": "default",
                 "networkName": "blue",
-                "nwType": "data",
-                "encap": "vxlan",
                 "subnet": "10.1.1.0/24",
             },
         ),

@@ -36,10 +36,11 @@ def sync_object(engine: Engine, cluster: Cluster, key: StoreKey) -> Affected:
         return Affected()
     # The current state counts, not the event: several events for one key then have the same effect as the last.
     stored = cluster.get(parsed.kind, *parsed.parts)
-    return _remove_object(engine, parsed) if stored is None else engine.put(stored.value)
+    return remove_object(engine, parsed) if stored is None else engine.put(stored.value)
 
 
-def _remove_object(engine: Engine, key: ObjectKey) -> Affected:
+def remove_object(engine: Engine, key: ObjectKey) -> Affected:
+    """Remove an object of a tenant kind from the engine."""
     if key.kind is kinds.NETWORK:
         return engine.remove_network(key.network)
     if key.kind is kinds.GROUP:
