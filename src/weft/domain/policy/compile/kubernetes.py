@@ -72,7 +72,7 @@ def _compile_direction(policy: NetworkPolicy, direction: Direction, entries: lis
             action=Action.ALLOW,
             priority=_ALLOW_PRIORITY,
             # Empty `from` and `to` mean any peer, as absent ones do (the API's rule), hence None rather than ().
-            peers=tuple(_compile_peer(peer, policy.metadata.namespace) for peer in peers) if peers else None,
+            peers=_compile_peers(peers, policy.metadata.namespace) if peers else None,
             services=tuple(_compile_port(port) for port in ports) if ports else None,
             audit=policy.audit,
         )
@@ -87,10 +87,19 @@ def _compile_direction(policy: NetworkPolicy, direction: Direction, entries: lis
     )
 
 
-def _compile_peer(peer: PolicyPeer, namespace: str) -> Peer:
-    if peer.ip_block is not None:
-        whole, holes = parse_ip_block(peer.ip_block, field="ipBlock")
-        return Peer(addresses=address_set([whole], without=holes))
+def _compile_peers(peers: tuple[PolicyPeer, ...], namespace: str) -> tuple[Peer, ...]:
+    """The peers of one entry. Its ipBlocks become one address set: thousands of them are one identity, not thousands."""
+    blocks = [parse_ip_block(peer.ip_block, field="ipBlock") for peer in peers if peer.ip_block is not None]
+    compiled = [_compile_selectors(peer, namespace) for peer in peers if peer.ip_block is None]
+    if blocks:
+        plain = [whole for whole, holes in blocks if not holes]
+        # The exceptions of a block are cut from that block alone, not from what other blocks allow.
+        cut = (span for whole, holes in blocks if holes for span in address_set([whole], without=holes).ranges)
+        compiled.append(Peer(addresses=address_set([*plain, *cut])))
+    return tuple(compiled)
+
+
+def _compile_selectors(peer: PolicyPeer, namespace: str) -> Peer:
     pods = _selector(peer.pod_selector)
     # Absent means the policy's own namespace; empty means every namespace.
     if peer.namespace_selector is None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import ipaddress
 import re
 from bisect import bisect_right
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from itertools import product
 
 import msgspec
@@ -48,11 +48,7 @@ def range_text(span: Range) -> str:
 
 def address_set(ranges: Iterable[Range], *, without: Iterable[Range] = ()) -> AddressSet:
     """Return the union of `ranges` without everything in `without`."""
-    kept = _merge(ranges)
-    # A hole may split a range in two, so each hole is applied to all pieces so far.
-    for hole in without:
-        kept = [piece for span in kept for piece in _subtract(span, hole)]
-    return AddressSet(tuple(kept))
+    return AddressSet(tuple(_subtract(_merge(ranges), _merge(without))))
 
 
 def overlap(left: Iterable[Range], right: Iterable[Range]) -> list[Range]:
@@ -74,11 +70,23 @@ def _merge(ranges: Iterable[Range]) -> list[Range]:
     return merged
 
 
-def _subtract(span: Range, hole: Range) -> list[Range]:
-    if not span.overlaps(hole):
-        return [span]
-    pieces = (span._replace(last=hole.first - 1), span._replace(first=hole.last + 1))
-    return [piece for piece in pieces if piece.first <= piece.last]
+def _subtract(spans: list[Range], holes: list[Range]) -> Iterator[Range]:
+    """Yield what is left of the spans; both lists are merged."""
+    index = 0
+    for span in spans:
+        first = span.first
+        # Both lists ascend, so one pass is enough: trying each hole on each span would cost their product.
+        while index < len(holes) and (holes[index].family, holes[index].last) < (span.family, span.first):
+            index += 1
+        for position in range(index, len(holes)):
+            hole = holes[position]
+            if (hole.family, hole.first) > (span.family, span.last):
+                break
+            if hole.first > first:
+                yield span._replace(first=first, last=hole.first - 1)
+            first = hole.last + 1
+        if first <= span.last:
+            yield span._replace(first=first)
 
 
 def parse_cidr(text: str, *, field: str) -> Range:

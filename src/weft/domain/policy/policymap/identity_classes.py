@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from enum import StrEnum
+from hashlib import blake2b
 
 import msgspec
 
@@ -43,6 +44,24 @@ class NodeHost(msgspec.Struct, frozen=True, cache_hash=True, gc=False):
 Term = MemberSet | AddressSet | NodeHost | str
 
 
+class TermTexts:
+    """The texts of sets and address sets: a digest of each, computed once for all the classes that have it."""
+
+    def __init__(self) -> None:
+        self._texts: dict[MemberSet | AddressSet, str] = {}
+
+    def of(self, term: MemberSet | AddressSet) -> str:
+        text = self._texts.get(term)
+        if text is None:
+            # The type is part of the text, because two kinds of sets may have equal members.
+            content = f"{type(term).__name__} {msgspec.json.encode(term).decode()}"
+            text = self._texts[term] = blake2b(content.encode(), digest_size=16).hexdigest()
+        return text
+
+    def clear(self) -> None:
+        self._texts.clear()
+
+
 class IdentityClass(msgspec.Struct, frozen=True, kw_only=True, cache_hash=True):
     """One equivalence class. `node` is set for hosts only."""
 
@@ -61,11 +80,11 @@ class IdentityClass(msgspec.Struct, frozen=True, kw_only=True, cache_hash=True):
         if self.kind is IdentityKind.HOST:
             yield NodeHost(self.node)
 
-    def text(self) -> str:
+    def text(self, texts: TermTexts) -> str:
         """Return the canonical text of the class: the same on every node and unique, as its id is a hash of it."""
-        sets = sorted(msgspec.json.encode(member_set).decode() for member_set in self.sets)
+        sets = sorted(map(texts.of, self.sets))
+        addresses = sorted(map(texts.of, self.addresses))
         ports = sorted(msgspec.json.encode(port).decode() for port in self.ports)
-        addresses = sorted(map(str, self.addresses))
         return msgspec.json.encode((self.kind, self.node, sets, addresses, ports)).decode()
 
     def is_peer(self, peer: Peer) -> bool:
@@ -80,14 +99,18 @@ def matches_any_peer(rule: FlowRule) -> bool:
     return rule.peers is None or any(peer.members is None and peer.addresses is None for peer in rule.peers)
 
 
-def remote_terms(rule: FlowRule) -> Iterator[Term]:
+def remote_terms(rule: FlowRule) -> Iterator[tuple[Term, Peer | None]]:
     """Yield the terms of the remote classes for which the rule gives another verdict than for all others.
 
-    A rule for any peer still depends on the named ports of the destination, which is the remote end for egress rules.
+    A class with the term matches; if a peer comes with the term, only a class that is that peer. A rule for any peer
+    still depends on the named ports of the destination, which is the remote end for egress rules.
     """
     if not matches_any_peer(rule):
         for peer in rule.peers or ():
-            # One term per peer is enough to find candidates; `is_peer` checks the other condition.
-            yield peer.members if peer.members is not None else peer.addresses or AddressSet()
+            if peer.members is None:
+                yield peer.addresses or AddressSet(), None
+            else:
+                yield peer.members, None if peer.addresses is None else peer
     elif rule.direction is Direction.EGRESS:
-        yield from {service.name for service in rule.services or () if service.name}
+        for name in {service.name for service in rule.services or () if service.name}:
+            yield name, None

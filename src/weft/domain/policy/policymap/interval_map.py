@@ -1,13 +1,16 @@
 """An interval map over the IPv4 and IPv6 address space: the set of labels of each range.
 
 Adjacent ranges with equal labels are merged, so the map depends only on the labels in it, not on the order of changes.
-A change costs time in proportion to the ranges it overlaps.
+Many labels are changed in one pass: each range is split and gets its new labels once, however many labels change on
+it. One pass per label would cost the cube of the number of overlapping labels.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Hashable, Iterable, Iterator
+from collections import defaultdict
+from collections.abc import Hashable, Iterable, Iterator, Mapping
+from itertools import chain
 from typing import Generic, NamedTuple, TypeVar
 
 from weft.domain.addresses import BITS, Address, Range
@@ -22,6 +25,15 @@ class IntervalChange(NamedTuple, Generic[L]):
     after: list[tuple[Range, frozenset[L]]]
 
 
+class _Window(NamedTuple, Generic[L]):
+    """The pieces `start` to `stop` of a family's list, which end before the address `end`, and their replacement."""
+
+    start: int
+    stop: int
+    end: int
+    after: list[tuple[int, frozenset[L]]]
+
+
 class IntervalMap(Generic[L]):
     """Maps every address to a set of labels. Initially all sets are empty."""
 
@@ -34,50 +46,88 @@ class IntervalMap(Generic[L]):
         """Return the labels of an address."""
         return self._labels[address.family][bisect_right(self._firsts[address.family], address.number) - 1]
 
-    def add(self, label: L, spans: Iterable[Range]) -> Iterator[IntervalChange[L]]:
-        """Add a label that is absent so far to ranges that do not overlap. Lazy: consume the iterator."""
-        for span in spans:
-            yield self._change(span, lambda labels: labels | {label})
+    def change(
+        self, added: Mapping[L, Iterable[Range]], removed: Mapping[L, Iterable[Range]]
+    ) -> Iterator[IntervalChange[L]]:
+        """Add labels that are absent so far, each to ranges that do not overlap, and remove labels from the ranges they
+        were added to. Lazy: consume the iterator.
+        """
+        for family in BITS:
+            # A label of either kind toggles at the first address of each of its ranges, and behind the last.
+            toggles: defaultdict[int, list[L]] = defaultdict(list)
+            spans: list[tuple[int, int]] = []
+            for label, ranges in chain(added.items(), removed.items()):
+                for span in ranges:
+                    if span.family == family:
+                        spans.append((span.first, span.last))
+                        toggles[span.first].append(label)
+                        toggles[span.last + 1].append(label)
+            if spans:
+                yield from self._toggle(family, spans, toggles)
 
-    def remove(self, label: L, spans: Iterable[Range]) -> Iterator[IntervalChange[L]]:
-        """Remove a label from the ranges it was added to. Lazy: consume the iterator."""
-        for span in spans:
-            yield self._change(span, lambda labels: labels - {label})
+    def _toggle(
+        self, family: int, spans: list[tuple[int, int]], toggles: Mapping[int, list[L]]
+    ) -> Iterator[IntervalChange[L]]:
+        firsts, labels = self._firsts[family], self._labels[family]
+        edges = sorted(toggles)
+        windows: list[_Window[L]] = []
+        for start, stop in _index_windows(firsts, spans):
+            end = firsts[stop] if stop < len(firsts) else 1 << BITS[family]
+            inside = edges[bisect_left(edges, firsts[start]) : bisect_left(edges, end)]
+            pieces = dict(zip(firsts[start:stop], labels[start:stop], strict=True))
+            windows.append(_Window(start, stop, end, _toggled(pieces, inside, toggles)))
+        changes = [
+            IntervalChange(
+                _ranges(family, list(zip(firsts[start:stop], labels[start:stop], strict=True)), end=end),
+                _ranges(family, after, end=end),
+            )
+            for start, stop, end, after in windows
+        ]
+        # The lists are put together once: a slice assignment per window would move their tails thousands of times.
+        new_firsts: list[int] = []
+        new_labels: list[frozenset[L]] = []
+        done = 0
+        for start, stop, _, after in windows:
+            new_firsts += firsts[done:start]
+            new_firsts += [first for first, _ in after]
+            new_labels += labels[done:start]
+            new_labels += [range_labels for _, range_labels in after]
+            done = stop
+        self._firsts[family] = new_firsts + firsts[done:]
+        self._labels[family] = new_labels + labels[done:]
+        yield from changes
 
-    def _change(self, span: Range, change: Callable[[frozenset[L]], frozenset[L]]) -> IntervalChange[L]:
-        firsts, labels = self._firsts[span.family], self._labels[span.family]
+
+def _index_windows(firsts: list[int], spans: list[tuple[int, int]]) -> list[tuple[int, int]]:
+    """The pieces that spans overlap, as disjoint ascending windows of indexes."""
+    windows: list[tuple[int, int]] = []
+    for first, last in sorted(spans):
         # Include the neighbours on both sides: either may have to merge with the changed range.
-        start = max(bisect_left(firsts, span.first) - 1, 0)
-        stop = min(bisect_right(firsts, span.last + 1), len(firsts))
-        before = list(zip(firsts[start:stop], labels[start:stop], strict=True))
-        end = firsts[stop] if stop < len(firsts) else 1 << BITS[span.family]
-        after = _merged(_split(_ranges(span.family, before, end=end), span, change=change))
-        # Slice assignment moves the tail once, which is far cheaper than rebuilding the lists.
-        firsts[start:stop] = [first for first, _ in after]
-        labels[start:stop] = [range_labels for _, range_labels in after]
-        return IntervalChange(_ranges(span.family, before, end=end), _ranges(span.family, after, end=end))
+        start = max(bisect_left(firsts, first) - 1, 0)
+        stop = min(bisect_right(firsts, last + 1), len(firsts))
+        if windows and start < windows[-1][1]:
+            windows[-1] = windows[-1][0], max(windows[-1][1], stop)
+        else:
+            windows.append((start, stop))
+    return windows
 
 
-def _split(
-    pieces: Iterable[tuple[Range, frozenset[L]]], span: Range, *, change: Callable[[frozenset[L]], frozenset[L]]
-) -> Iterator[tuple[int, frozenset[L]]]:
-    """Yield the pieces by first address, split at the span, with the labels inside the span changed."""
-    for piece, labels in pieces:
-        if piece.first < span.first:
-            yield piece.first, labels
-        if piece.overlaps(span):
-            yield max(piece.first, span.first), change(labels)
-        if piece.last > span.last:
-            yield max(piece.first, span.last + 1), labels
-
-
-def _merged(pieces: Iterable[tuple[int, frozenset[L]]]) -> list[tuple[int, frozenset[L]]]:
-    merged: list[tuple[int, frozenset[L]]] = []
-    for piece in pieces:
+def _toggled(
+    pieces: Mapping[int, frozenset[L]], edges: Iterable[int], toggles: Mapping[int, list[L]]
+) -> list[tuple[int, frozenset[L]]]:
+    """The pieces by first address, split at the edges, with labels toggled and equal neighbours merged."""
+    toggled: list[tuple[int, frozenset[L]]] = []
+    active: set[L] = set()
+    before: frozenset[L] = frozenset()
+    for position in sorted({*pieces, *edges}):
+        before = pieces.get(position, before)
+        for label in toggles.get(position, ()):
+            active ^= {label}
+        after = before ^ active if active else before
         # Pieces are contiguous, so a piece with the labels of its predecessor needs no start of its own.
-        if not merged or merged[-1][1] != piece[1]:
-            merged.append(piece)
-    return merged
+        if not toggled or toggled[-1][1] != after:
+            toggled.append((position, after))
+    return toggled
 
 
 def _ranges(family: int, pieces: list[tuple[int, frozenset[L]]], *, end: int) -> list[tuple[Range, frozenset[L]]]:

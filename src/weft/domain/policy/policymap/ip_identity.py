@@ -25,6 +25,7 @@ from weft.domain.policy.policymap.interval_map import IntervalChange, IntervalMa
 # What a class is assigned to: the key of an `IpIdentity` or of a `CidrIdentity`.
 IpKey = Address | Range
 
+_SUBNET: Literal["tenant-subnet"] = "tenant-subnet"
 _Label = AddressSet | Literal["tenant-subnet"]
 
 
@@ -38,6 +39,8 @@ class IpIdentityMap:
         self._labels: IntervalMap[_Label] = IntervalMap()
         # How many rules use an address set or a port name.
         self._refcounts: Counter[AddressSet | str] = Counter()
+        # Address sets and port names whose count has changed, and whether they were in use at the last `update_labels`.
+        self._recounted: dict[AddressSet | str, bool] = {}
         self._known: dict[IdentityKey, Identity] = {}
         self._identities_at: Multimap[Address, IdentityKey] = Multimap()
         # Sorted, so that a range change finds the addresses in it by bisection.
@@ -45,6 +48,7 @@ class IpIdentityMap:
         self._by_port_name: Multimap[str, IdentityKey] = Multimap()
         self._class_at: dict[IpKey, IdentityClass] = {}
         self._keys_of: Multimap[IdentityClass, IpKey] = Multimap()
+        self._canonical: dict[IdentityClass, IdentityClass] = {}
         self._stale: set[Address] = set()
         # Addresses of workloads on this node, and how many of them each class has.
         self._local_addresses: set[Address] = set()
@@ -81,27 +85,32 @@ class IpIdentityMap:
             self._label_subnets()
 
     def add_rules(self, rules: Iterable[FlowRule]) -> None:
-        """Distinguish the address sets and port names that these rules use."""
+        """Distinguish the address sets and port names that these rules use, from the next `update_labels` on."""
         for match in _matches_in(rules):
+            self._recounted.setdefault(match, match in self._refcounts)
             self._refcounts[match] += 1
-            if self._refcounts[match] > 1:
-                continue
-            if isinstance(match, AddressSet):
-                self._apply_labels(self._labels.add(match, match.ranges))
-            else:
-                self._mark_port_stale(match)
 
     def remove_rules(self, rules: Iterable[FlowRule]) -> None:
         """Undo one `add_rules`."""
         for match in _matches_in(rules):
+            self._recounted.setdefault(match, True)
             self._refcounts[match] -= 1
-            if self._refcounts[match]:
+            if not self._refcounts[match]:
+                del self._refcounts[match]
+
+    def update_labels(self) -> None:
+        """Take up the rules that were added and removed, all at once: each range is split and classified only once."""
+        added: dict[_Label, Iterable[Range]] = {}
+        removed: dict[_Label, Iterable[Range]] = {}
+        for match, was_used in self._recounted.items():
+            if was_used is (match in self._refcounts):
                 continue
-            del self._refcounts[match]
             if isinstance(match, AddressSet):
-                self._apply_labels(self._labels.remove(match, match.ranges))
+                (removed if was_used else added)[match] = match.ranges
             else:
                 self._mark_port_stale(match)
+        self._recounted.clear()
+        self._apply_labels(self._labels.change(added, removed))
 
     def update_identity(self, key: IdentityKey) -> None:
         """Re-read an identity from the engine: it may be new, deleted, on another node, or in other sets."""
@@ -174,7 +183,7 @@ class IpIdentityMap:
         return IdentityClass(
             kind=IdentityKind(identity.kind),
             sets=self._engine.sets_of(identity.key),
-            addresses=frozenset(label for label in self._labels.at(address) if isinstance(label, AddressSet)),
+            addresses=_address_sets(self._labels.at(address)),
             ports=frozenset(port for port in identity.ports if port.name in self._refcounts),
             # The node of a workload is not part of its class: policy does not depend on placement.
             node="" if workload else identity.node,
@@ -182,14 +191,18 @@ class IpIdentityMap:
 
     def _assign(self, key: IpKey, new: IdentityClass | None) -> None:
         old = self._class_at.get(key)
-        if old == new:
+        if old is new or old == new:
             return
         # Keep the class from before the first of several changes: that is the one the reader knows.
         self.changed.setdefault(key, old)
         if old is not None:
             del self._class_at[key]
             self._keys_of.discard(old, key)
+            if not self._keys_of[old]:
+                self._canonical.pop(old, None)
         if new is not None:
+            # One object per class: a dict finds it by identity, without a comparison of all its sets.
+            new = self._canonical.setdefault(new, new)
             self._class_at[key] = new
             self._keys_of.add(new, key)
 
@@ -199,11 +212,11 @@ class IpIdentityMap:
 
     def _label_subnets(self) -> None:
         if self._has_policy:
-            self._apply_labels(self._labels.add("tenant-subnet", self._tenant_subnets.ranges))
+            self._apply_labels(self._labels.change({_SUBNET: self._tenant_subnets.ranges}, {}))
 
     def _unlabel_subnets(self) -> None:
         if self._has_policy:
-            self._apply_labels(self._labels.remove("tenant-subnet", self._tenant_subnets.ranges))
+            self._apply_labels(self._labels.change({}, {_SUBNET: self._tenant_subnets.ranges}))
 
     def _apply_labels(self, changes: Iterator[IntervalChange[_Label]]) -> None:
         for change in changes:
@@ -222,9 +235,14 @@ def _class_of_range(labels: frozenset[_Label]) -> IdentityClass | None:
     if not labels:
         return None
     return IdentityClass(
-        kind=IdentityKind.UNKNOWN_IDENTITY if "tenant-subnet" in labels else IdentityKind.WORLD,
-        addresses=frozenset(label for label in labels if isinstance(label, AddressSet)),
+        kind=IdentityKind.UNKNOWN_IDENTITY if _SUBNET in labels else IdentityKind.WORLD,
+        addresses=_address_sets(labels),
     )
+
+
+def _address_sets(labels: frozenset[_Label]) -> frozenset[AddressSet]:
+    # Without the other label it is the very same set, with its hash: a copy would cost much where many rules overlap.
+    return (labels - {_SUBNET} if _SUBNET in labels else labels)  # type: ignore[return-value]
 
 
 def _matches_in(rules: Iterable[FlowRule]) -> Iterator[AddressSet | str]:

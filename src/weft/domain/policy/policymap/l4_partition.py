@@ -1,9 +1,14 @@
-"""Evaluates an ordered rule list between two identities into one verdict per protocol and port range."""
+"""Evaluates an ordered rule list between two identities into one verdict per protocol and port range.
+
+Only the first matching rule of each tier matters (`engine.decide`). So a port range needs no list of the rules that
+match it, only the first of each *layer*: the enforced rules of a tier and, where there are dry runs, all of its rules.
+"""
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from heapq import heappop, heappush
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -13,6 +18,9 @@ from weft.domain.model import PodPort
 from weft.domain.policy.engine.decide import decide
 from weft.domain.policy.model.protocols import MAX_PORT, PORTED
 from weft.domain.policy.model.rules import Action, Direction, FlowRule, RuleId
+
+# The most rules of which a `RuleTable` keeps bit masks by port range: 4 MiB of them at worst.
+MAX_MASKED_RULES = 4096
 
 
 class Verdict(msgspec.Struct, frozen=True, cache_hash=True, gc=False):
@@ -36,6 +44,12 @@ class L4Match(NamedTuple):
 
 ANY_L4 = L4Match()
 
+L4Verdicts = tuple[tuple[L4Match, Verdict], ...]
+
+# The index of the first matching rule of each layer; `_NONE` if none of its rules matches.
+_Firsts = tuple[int, ...]
+_NONE = 1 << 62
+
 
 class _Span(NamedTuple):
     """A port range matched by the rule at `rule_index` in order of precedence."""
@@ -43,6 +57,13 @@ class _Span(NamedTuple):
     first: int
     last: int
     rule_index: int
+
+
+class _Ports(NamedTuple):
+    """The rules of one protocol: those that match all its ports, and the spans of the others."""
+
+    all_ports: list[int]
+    spans: list[_Span]
 
 
 def verdict_of(rules: Sequence[FlowRule], direction: Direction) -> Verdict:
@@ -57,75 +78,230 @@ def verdict_of(rules: Sequence[FlowRule], direction: Direction) -> Verdict:
 
 
 def l4_verdicts(
-    rules: Sequence[FlowRule], *, direction: Direction, ports: Iterable[PodPort]
+    rules: Iterable[FlowRule], *, direction: Direction, ports: Iterable[PodPort]
 ) -> Iterator[tuple[L4Match, Verdict]]:
     """Yield the verdict for any traffic, then for protocols that differ from it, then for ports that differ from their
-    protocol. `rules` are in order of precedence; `ports` are the named ports of the destination.
+    protocol. `ports` are the named ports of the destination.
     """
-    any_l4 = [index for index, rule in enumerate(rules) if rule.services is None]
+    return iter(RuleTable(rules, direction=direction, ports=ports).verdicts())
 
-    def evaluate(indexes: Iterable[int]) -> Verdict:
-        return verdict_of([rules[index] for index in sorted([*any_l4, *indexes])], direction)
 
-    default = evaluate(())
-    yield ANY_L4, default
-    for protocol, spans in _spans_by_protocol(rules, tuple(ports)).items():
-        all_ports = {span.rule_index for span in spans if (span.first, span.last) == (0, MAX_PORT)}
-        of_protocol = evaluate(all_ports)
-        if of_protocol != default:
-            yield L4Match(protocol), of_protocol
-        # If every span covers all ports, there are no ranges to tell apart.
-        if len(all_ports) < len(spans):
-            for first, last, verdict in _joined(
-                (first, last, evaluate(indexes)) for first, last, indexes in _partition(spans)
-            ):
-                # A range with its protocol's verdict needs no entry: the lookup falls back to the protocol.
-                if verdict != of_protocol:
-                    yield L4Match(protocol, (first, last)), verdict
+class RuleTable:
+    """Rules in order of precedence, prepared to be evaluated: all of them, or many different subsets."""
+
+    def __init__(self, rules: Iterable[FlowRule], *, direction: Direction, ports: Iterable[PodPort]) -> None:
+        self._rules = sorted(rules, key=lambda rule: rule.order)
+        self._direction = direction
+        self._any_l4 = [index for index, rule in enumerate(self._rules) if rule.services is None]
+        self._by_protocol = _ports_by_protocol(self._rules, tuple(ports))
+        self._layers = _layers(self._rules)
+        # The layers of each rule.
+        self._layers_of: list[list[int]] = [[] for _ in self._rules]
+        for number, layer in enumerate(self._layers):
+            for index in layer:
+                self._layers_of[index].append(number)
+        # Rules that overlap have few first ones, so most ranges share their verdict with others.
+        self._verdicts: dict[_Firsts, Verdict] = {}
+        self._masks: _Masks | None = None
+
+    def verdicts(self) -> L4Verdicts:
+        """Return the verdicts if all rules match the remote identity."""
+        base = self._firsts(self._any_l4)
+        found = [(ANY_L4, self._verdict(base))]
+        for protocol, (all_ports, spans) in self._by_protocol.items():
+            of_protocol = self._firsts(all_ports, base)
+            found += self._of_protocol(protocol, found[0][1], of_protocol, self._sweep(spans, of_protocol))
+        return tuple(found)
+
+    def verdicts_of(self, rules: Iterable[FlowRule]) -> L4Verdicts:
+        """Return the verdicts if some of the rules match the remote identity. Meant for many calls, each with many
+        rules: it is fast by bit masks, which take memory. `MAX_MASKED_RULES` at most.
+        """
+        if self._masks is None:
+            self._masks = _Masks(self._rules, self._layers, self._any_l4, self._by_protocol)
+        masks = self._masks
+        mask = masks.of(rules)
+        base = mask & masks.any_l4
+        default = self._verdict(masks.firsts(base))
+        found = [(ANY_L4, default)]
+        for protocol, (all_ports, some_ports, cells) in masks.by_protocol.items():
+            if not mask & (all_ports | some_ports):
+                continue
+            of_protocol = base | mask & all_ports
+            # Ports that no rule distinguishes need no look at each range.
+            ranges = masks.ranges(cells, mask, of_protocol) if mask & some_ports else ()
+            found += self._of_protocol(protocol, default, masks.firsts(of_protocol), ranges)
+        return tuple(found)
+
+    def _of_protocol(
+        self, protocol: int, default: Verdict, of_protocol: _Firsts, ranges: Iterable[tuple[int, int, _Firsts]]
+    ) -> Iterator[tuple[L4Match, Verdict]]:
+        verdict = self._verdict(of_protocol)
+        if verdict != default:
+            yield L4Match(protocol), verdict
+        for first, last, of_range in _joined((first, last, self._verdict(firsts)) for first, last, firsts in ranges):
+            # A range with its protocol's verdict needs no entry: the lookup falls back to the protocol.
+            if of_range is not verdict and of_range != verdict:
+                yield L4Match(protocol, (first, last)), of_range
+
+    def _firsts(self, indexes: Iterable[int], base: _Firsts = ()) -> _Firsts:
+        """The first of these rules in each layer, or that of `base` if it comes before."""
+        firsts = list(base or (_NONE for _ in self._layers))
+        for index in indexes:
+            for layer in self._layers_of[index]:
+                firsts[layer] = min(firsts[layer], index)
+        return tuple(firsts)
+
+    def _verdict(self, firsts: _Firsts) -> Verdict:
+        found = self._verdicts.get(firsts)
+        if found is None:
+            # The layers overlap: the first rule of all is often the first of the enforced ones too.
+            rules = [self._rules[index] for index in sorted({index for index in firsts if index != _NONE})]
+            found = self._verdicts[firsts] = verdict_of(rules, self._direction)
+        return found
+
+    def _sweep(self, spans: Sequence[_Span], base: _Firsts) -> Iterator[tuple[int, int, _Firsts]]:
+        """Yield first port, last port and first rules of each maximal run that the same spans cover."""
+        begins: defaultdict[int, list[int]] = defaultdict(list)
+        ends: defaultdict[int, list[int]] = defaultdict(list)
+        for span in spans:
+            begins[span.first].append(span.rule_index)
+            ends[span.last + 1].append(span.rule_index)
+        # A count per rule, because one rule may list overlapping ranges.
+        depth: defaultdict[int, int] = defaultdict(int)
+        # The first of many rules that come and go: a heap per layer, from which ended rules are dropped when they
+        # reach its top.
+        heaps: list[list[int]] = [[] for _ in self._layers]
+        for first, after in pairwise(sorted(begins.keys() | ends.keys())):
+            for index in ends.get(first, ()):
+                depth[index] -= 1
+            for index in begins.get(first, ()):
+                depth[index] += 1
+                for layer in self._layers_of[index]:
+                    heappush(heaps[layer], index)
+            for heap in heaps:
+                while heap and not depth[heap[0]]:
+                    heappop(heap)
+            yield first, after - 1, tuple(min(heap[0], top) if heap else top for heap, top in zip(heaps, base, strict=True))
+
+
+class _Masks:
+    """The rules of a `RuleTable` as bits of integers, the first rule as the lowest bit."""
+
+    def __init__(
+        self,
+        rules: Sequence[FlowRule],
+        layers: Iterable[Iterable[int]],
+        any_l4: Iterable[int],
+        by_protocol: Mapping[int, _Ports],
+    ) -> None:
+        self._index = {rule: index for index, rule in enumerate(rules)}
+        self._layers = [_mask(layer) for layer in layers]
+        self.any_l4 = _mask(any_l4)
+        # By protocol: rules for all ports, rules for some ports, and the rules for each range of ports.
+        self.by_protocol: dict[int, tuple[int, int, list[tuple[int, int, int]]]] = {
+            protocol: (_mask(all_ports), _mask(span.rule_index for span in spans), list(_cells(spans)))
+            for protocol, (all_ports, spans) in by_protocol.items()
+        }
+
+    def of(self, rules: Iterable[FlowRule]) -> int:
+        return _mask(map(self._index.__getitem__, rules))
+
+    def firsts(self, mask: int) -> _Firsts:
+        """The first rule of each layer among the rules of a mask."""
+        # `x & -x` is the lowest bit of x.
+        return tuple(
+            ((found & -found).bit_length() - 1) if found else _NONE for found in (mask & layer for layer in self._layers)
+        )
+
+    def ranges(
+        self, cells: list[tuple[int, int, int]], mask: int, of_protocol: int
+    ) -> Iterator[tuple[int, int, _Firsts]]:
+        """The ranges of ports with the first rules of each layer."""
+        if len(self._layers) > 1:
+            for first, last, cell in cells:
+                yield first, last, self.firsts(of_protocol | mask & cell)
+            return
+        # The same without a call and a tuple per range: this is the innermost loop where many rules overlap.
+        begin, end, lowest = 0, -1, 0
+        for first, last, cell in cells:
+            found = of_protocol | mask & cell
+            low = found & -found
+            if low == lowest and first == end + 1:
+                end = last
+                continue
+            if end >= 0:
+                yield begin, end, self.firsts(lowest)
+            begin, end, lowest = first, last, low
+        if end >= 0:
+            yield begin, end, self.firsts(lowest)
+
+
+def _layers(rules: Sequence[FlowRule]) -> list[list[int]]:
+    """The indexes of the enforced rules of each tier and, with dry runs, of all rules of each tier."""
+    enforced: defaultdict[int, list[int]] = defaultdict(list)
+    everything: defaultdict[int, list[int]] = defaultdict(list)
+    for index, rule in enumerate(rules):
+        everything[rule.tier].append(index)
+        if not rule.dry_run:
+            enforced[rule.tier].append(index)
+    return [*enforced.values(), *(everything.values() if any(rule.dry_run for rule in rules) else ())]
+
+
+def _mask(indexes: Iterable[int]) -> int:
+    mask = 0
+    for index in indexes:
+        mask |= 1 << index
+    return mask
+
+
+def _cells(spans: Sequence[_Span]) -> Iterator[tuple[int, int, int]]:
+    """Yield first port, last port and the mask of the rules of each maximal run that the same spans cover."""
+    toggles: defaultdict[int, int] = defaultdict(int)
+    for first, last, index in _disjoint(spans):
+        toggles[first] ^= 1 << index
+        toggles[last + 1] ^= 1 << index
+    mask = 0
+    for first, after in pairwise(sorted(toggles)):
+        mask ^= toggles[first]
+        if mask:
+            yield first, after - 1, mask
+
+
+def _disjoint(spans: Sequence[_Span]) -> Iterator[_Span]:
+    """The spans with those of one rule merged where they overlap, so that each toggles its rule once."""
+    by_rule: defaultdict[int, list[_Span]] = defaultdict(list)
+    for span in sorted(spans):
+        merged = by_rule[span.rule_index]
+        if merged and span.first <= merged[-1].last + 1:
+            merged[-1] = merged[-1]._replace(last=max(merged[-1].last, span.last))
+        else:
+            merged.append(span)
+    for merged in by_rule.values():
+        yield from merged
 
 
 def _always(_: FlowRule) -> bool:
     return True
 
 
-def _spans_by_protocol(rules: Sequence[FlowRule], ports: Sequence[PodPort]) -> dict[int, list[_Span]]:
-    spans: dict[int, list[_Span]] = defaultdict(list)
+def _ports_by_protocol(rules: Sequence[FlowRule], ports: Sequence[PodPort]) -> dict[int, _Ports]:
+    found: defaultdict[int, _Ports] = defaultdict(lambda: _Ports([], []))
     for index, rule in enumerate(rules):
         for service in rule.services or ():
             if service.name:
                 # A named port resolves on the destination. Without that name there it matches nothing.
                 for port in ports:
                     if port.name == service.name and port.protocol in service.protocols:
-                        spans[port.protocol].append(_Span(port.port, port.port, index))
+                        found[port.protocol].spans.append(_Span(port.port, port.port, index))
                 continue
             for protocol in service.protocols:
-                if protocol in PORTED:
-                    spans[protocol].append(_Span(service.first, service.last, index))
-                elif service.first == 0:
-                    # Packets of protocols without ports are evaluated with port 0, so only ranges from 0 match.
-                    spans[protocol].append(_Span(0, MAX_PORT, index))
-    return spans
-
-
-def _partition(spans: Sequence[_Span]) -> Iterator[tuple[int, int, set[int]]]:
-    """Yield first port, last port and rule indexes of each maximal run that the same spans cover; skip uncovered."""
-    begins: dict[int, list[int]] = defaultdict(list)
-    ends: dict[int, list[int]] = defaultdict(list)
-    for span in spans:
-        begins[span.first].append(span.rule_index)
-        ends[span.last + 1].append(span.rule_index)
-    # A count per rule, because one rule may list overlapping ranges.
-    depth: dict[int, int] = defaultdict(int)
-    edges = sorted(begins.keys() | ends.keys())
-    for first, after in pairwise(edges):
-        for index in ends.get(first, ()):
-            depth[index] -= 1
-            if not depth[index]:
-                del depth[index]
-        for index in begins.get(first, ()):
-            depth[index] += 1
-        if depth:
-            yield first, after - 1, set(depth)
+                # Packets of protocols without ports are evaluated with port 0, so only ranges from 0 match.
+                if (service.first, service.last) == (0, MAX_PORT) or (protocol not in PORTED and service.first == 0):
+                    found[protocol].all_ports.append(index)
+                elif protocol in PORTED:
+                    found[protocol].spans.append(_Span(service.first, service.last, index))
+    return found
 
 
 def _joined(ranges: Iterable[tuple[int, int, Verdict]]) -> list[tuple[int, int, Verdict]]:

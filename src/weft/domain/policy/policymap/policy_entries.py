@@ -9,7 +9,7 @@ classes.
 
 from __future__ import annotations
 
-from collections import ChainMap
+from collections import ChainMap, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 
 import msgspec
@@ -17,7 +17,7 @@ import msgspec
 from weft.domain.ids import NodeName, TenantName
 from weft.domain.model import PodPort
 from weft.domain.policy.model.multimap import Multimap
-from weft.domain.policy.model.rules import OWN_HOST_ID, Action, Direction, FlowRule
+from weft.domain.policy.model.rules import OWN_HOST_ID, Action, Direction, FlowRule, Peer
 from weft.domain.policy.policymap.delta_tracker import DeltaTracker
 from weft.domain.policy.policymap.identity_classes import (
     IdentityClass,
@@ -27,7 +27,15 @@ from weft.domain.policy.policymap.identity_classes import (
     matches_any_peer,
     remote_terms,
 )
-from weft.domain.policy.policymap.l4_partition import ANY_L4, L4Match, Verdict, l4_verdicts
+from weft.domain.policy.policymap.l4_partition import (
+    ANY_L4,
+    MAX_MASKED_RULES,
+    L4Match,
+    L4Verdicts,
+    RuleTable,
+    Verdict,
+    l4_verdicts,
+)
 from weft.domain.policy.policymap.policy_state import VERDICT_DENY, PolicyEntry, VerdictCounter
 from weft.domain.policy.policymap.stable_ids import StableIds
 
@@ -38,36 +46,55 @@ _MAX_RETIRED = 1024
 _Side = tuple[IdentityClass, Direction]
 # A side with a remote class; None stands for any remote identity.
 _Group = tuple[IdentityClass, Direction, IdentityClass | None]
-_Verdicts = tuple[tuple[L4Match, Verdict], ...]
+# Rules, their direction, and the named ports of the destination.
+_Evaluation = tuple[frozenset[FlowRule], Direction, frozenset[PodPort]]
+
+# A group with more rules than this, and this part of all rules of its side, is evaluated by bit masks.
+_MASKED_RULES, _MASKED_PART = 16, 8
 
 
 class RulesByPeer:
     """The rules of one class in one direction, by peer. Adding twice and discarding an absent rule change nothing."""
 
     def __init__(self) -> None:
+        self._all: set[FlowRule] = set()
         self._any_peer: set[FlowRule] = set()
+        # Rules that match every class with a term, and rules of which some peer has the term and a further condition.
         self._by_term: Multimap[Term, FlowRule] = Multimap()
-
-    def __bool__(self) -> bool:
-        return bool(self._any_peer) or any(True for _ in self._by_term)
+        self._by_condition: Multimap[Term, tuple[FlowRule, Peer]] = Multimap()
 
     def add(self, rule: FlowRule) -> None:
+        self._all.add(rule)
         if matches_any_peer(rule):
             self._any_peer.add(rule)
-        for term in remote_terms(rule):
-            self._by_term.add(term, rule)
+        for term, condition in remote_terms(rule):
+            if condition is None:
+                self._by_term.add(term, rule)
+            else:
+                self._by_condition.add(term, (rule, condition))
 
     def discard(self, rule: FlowRule) -> None:
+        self._all.discard(rule)
         self._any_peer.discard(rule)
-        for term in remote_terms(rule):
-            self._by_term.discard(term, rule)
+        for term, condition in remote_terms(rule):
+            if condition is None:
+                self._by_term.discard(term, rule)
+            else:
+                self._by_condition.discard(term, (rule, condition))
 
     def terms(self) -> Iterator[Term]:
         """Iterate over the terms of the remote classes that some rule distinguishes."""
-        return iter(self._by_term)
+        yield from self._by_term
+        yield from self._by_condition
 
     def has_term(self, term: Term) -> bool:
-        return bool(self._by_term[term])
+        return bool(self._by_term[term] or self._by_condition[term])
+
+    def __len__(self) -> int:
+        return len(self._all)
+
+    def all_rules(self) -> frozenset[FlowRule]:
+        return frozenset(self._all)
 
     def rules_for_any(self) -> frozenset[FlowRule]:
         """Return the rules for any peer."""
@@ -75,12 +102,11 @@ class RulesByPeer:
 
     def rules_for(self, remote: IdentityClass) -> frozenset[FlowRule]:
         """Return all rules for a remote class; nothing if no rule distinguishes it."""
-        specific = {
-            rule
-            for term in remote.terms()
-            for rule in self._by_term[term]
-            if rule.peers is None or any(map(remote.is_peer, rule.peers))
-        }
+        specific: set[FlowRule] = set()
+        for term in remote.terms():
+            specific |= self._by_term[term]
+            # The peers of a rule may be thousands, so only those with the term are tried.
+            specific.update(rule for rule, peer in self._by_condition[term] if remote.is_peer(peer))
         return frozenset(self._any_peer | specific) if specific else frozenset()
 
 
@@ -166,11 +192,12 @@ class PolicyEntries:
         # The sides with a rule that has this term for its remote end.
         self._sides: Multimap[Term, _Side] = Multimap()
         self._remotes: Multimap[_Side, IdentityClass | None] = Multimap()
-        self._verdicts_of: dict[_Group, _Verdicts] = {}
+        self._verdicts_of: dict[_Group, L4Verdicts] = {}
         self._entries: dict[_Group, list[PolicyEntry]] = {}
         self._stale: set[_Group] = set()
         # Valid for one update only, so it needs no invalidation.
-        self._cache: dict[tuple[frozenset[FlowRule], Direction, frozenset[PodPort]], _Verdicts] = {}
+        self._cache: dict[_Evaluation, L4Verdicts] = {}
+        self._tables: dict[_Evaluation, RuleTable] = {}
 
     @property
     def verdicts(self) -> Mapping[int, Verdict]:
@@ -179,7 +206,7 @@ class PolicyEntries:
 
     def classes(self, terms: Iterable[Term]) -> set[IdentityClass]:
         """Return the classes with any of the terms."""
-        return {found for term in terms for found in self._classes[term]}
+        return set().union(*(self._classes[term] for term in terms))
 
     def add_class(self, new: IdentityClass) -> None:
         """Index a class so that rules find it."""
@@ -212,8 +239,8 @@ class PolicyEntries:
         for direction in Direction:
             side = identity_class, direction
             rules = self._rules.get(side)
-            for term in rules.terms() if rules else ():
-                self._stale |= {(*side, remote) for remote in self._classes[term]}
+            if rules:
+                self._mark_groups(side, rules.terms())
 
     def identity_changed(self, identity_class: IdentityClass) -> None:
         """Rewrite the entries of a class whose numeric identity has changed."""
@@ -225,14 +252,17 @@ class PolicyEntries:
         self, subject: IdentityClass, *, add: Iterable[FlowRule] = (), remove: Iterable[FlowRule] = ()
     ) -> None:
         """Add and remove rules of the policies that a class is subject to."""
+        changed: defaultdict[_Side, list[FlowRule]] = defaultdict(list)
         for rule in remove:
             if rule.local is None or subject.is_peer(rule.local):
                 self._rules[subject, rule.direction].discard(rule)
-                self._mark_rule((subject, rule.direction), rule)
+                changed[subject, rule.direction].append(rule)
         for rule in add:
             if rule.local is None or subject.is_peer(rule.local):
                 self._rules.setdefault((subject, rule.direction), RulesByPeer()).add(rule)
-                self._mark_rule((subject, rule.direction), rule)
+                changed[subject, rule.direction].append(rule)
+        for side, rules in changed.items():
+            self._mark_rules(side, rules)
 
     def update_entries(self) -> None:
         """Evaluate the marked groups again and record changed entries in the delta."""
@@ -255,19 +285,26 @@ class PolicyEntries:
             self._remotes.add(group[:2], group[2])
         self._stale.clear()
         self._cache.clear()
+        self._tables.clear()
 
-    def _mark_rule(self, side: _Side, rule: FlowRule) -> None:
-        """Mark the groups of a side that an added or removed rule may affect."""
+    def _mark_rules(self, side: _Side, changed: Iterable[FlowRule]) -> None:
+        """Mark the groups of a side that added or removed rules may affect."""
         rules = self._rules[side]
         # A rule for any peer is in every group of the side. The first and the last rule create and remove groups.
-        if matches_any_peer(rule) or not rules or not self._remotes[side]:
+        if not rules or not self._remotes[side] or any(map(matches_any_peer, changed)):
             self._mark_as_local(side)
-        for term in remote_terms(rule):
-            self._stale |= {(*side, remote) for remote in self._classes[term]}
+        terms = {term for rule in changed for term, _ in remote_terms(rule)}
+        self._mark_groups(side, terms)
+        for term in terms:
             if rules.has_term(term):
                 self._sides.add(term, side)
             else:
                 self._sides.discard(term, side)
+
+    def _mark_groups(self, side: _Side, terms: Iterable[Term]) -> None:
+        """Mark the groups of a side with the remote classes that have any of the terms."""
+        # The classes first: rules that overlap name the same classes again and again.
+        self._stale |= {(*side, remote) for remote in self.classes(terms)}
 
     def _mark_as_local(self, side: _Side) -> None:
         """Mark all groups of a side, including those that it gets with its first rule."""
@@ -279,12 +316,12 @@ class PolicyEntries:
 
     def _mark_as_remote(self, remote: IdentityClass) -> None:
         """Mark all groups with a remote class."""
-        for term in remote.terms():
-            self._stale |= {(*side, remote) for side in self._sides[term]}
+        sides: set[_Side] = set().union(*(self._sides[term] for term in remote.terms()))
+        self._stale |= {(*side, remote) for side in sides}
         if self._is_own_host(remote):
             self._stale |= {(*side, remote) for side in self._rules if side[1] is Direction.INGRESS}
 
-    def _evaluate(self, group: _Group) -> _Verdicts:
+    def _evaluate(self, group: _Group) -> L4Verdicts:
         """Return the verdicts of a side for a remote class or for any; empty if the rules need no such group."""
         local, direction, remote = group
         rules_by_peer = self._rules.get((local, direction))
@@ -293,26 +330,36 @@ class PolicyEntries:
         if remote is None:
             # Named ports resolve on the destination. For egress to any remote there is no single destination.
             ports = local.ports if direction is Direction.INGRESS else frozenset[PodPort]()
-            return self._evaluate_l4(rules_by_peer.rules_for_any(), ports, direction=direction)
+            return self._evaluate_l4((rules_by_peer.rules_for_any(), direction, ports), rules_by_peer)
         if remote not in self._known or not self._may_communicate(local, remote):
             return ()
         if direction is Direction.INGRESS and self._is_own_host(remote):
             return ((ANY_L4, Verdict(OWN_HOST_ID, Action.ALLOW, direction)),)
         destination = local if direction is Direction.INGRESS else remote
         rules = rules_by_peer.rules_for(remote)
-        return self._evaluate_l4(rules, destination.ports, direction=direction) if rules else ()
+        return self._evaluate_l4((rules, direction, destination.ports), rules_by_peer) if rules else ()
 
     def _may_communicate(self, local: IdentityClass, remote: IdentityClass) -> bool:
         """Return whether packets between two classes can pass this node. Non-workloads may come through its host."""
         return remote.kind is not IdentityKind.WORKLOAD or local in self._local or remote in self._local
 
-    def _evaluate_l4(self, rules: frozenset[FlowRule], ports: frozenset[PodPort], *, direction: Direction) -> _Verdicts:
+    def _evaluate_l4(self, evaluation: _Evaluation, of: RulesByPeer) -> L4Verdicts:
         """Return the verdicts of rules; cached, as many groups of one update have the same rules."""
-        key = rules, direction, ports
-        if key not in self._cache:
-            ordered = sorted(rules, key=lambda rule: rule.order)
-            self._cache[key] = tuple(l4_verdicts(ordered, direction=direction, ports=ports))
-        return self._cache[key]
+        if evaluation not in self._cache:
+            rules, direction, ports = evaluation
+            # Where rules overlap, the groups of a side differ in few of very many rules.
+            if _MASKED_RULES < len(rules) and len(of) <= min(len(rules) * _MASKED_PART, MAX_MASKED_RULES):
+                self._cache[evaluation] = self._table(of, direction, ports).verdicts_of(rules)
+            else:
+                self._cache[evaluation] = tuple(l4_verdicts(rules, direction=direction, ports=ports))
+        return self._cache[evaluation]
+
+    def _table(self, of: RulesByPeer, direction: Direction, ports: frozenset[PodPort]) -> RuleTable:
+        """The table of all rules of a side; many sides of one update have the same rules."""
+        key = of.all_rules(), direction, ports
+        if key not in self._tables:
+            self._tables[key] = RuleTable(key[0], direction=direction, ports=ports)
+        return self._tables[key]
 
     def _is_own_host(self, identity_class: IdentityClass) -> bool:
         return identity_class.kind is IdentityKind.HOST and identity_class.node == self._own_host.node != ""

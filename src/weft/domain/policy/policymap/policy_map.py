@@ -30,7 +30,7 @@ from weft.domain.policy.model.rules import (
     changed_rules,
 )
 from weft.domain.policy.policymap.delta_tracker import DeltaTracker
-from weft.domain.policy.policymap.identity_classes import FLAGS, IdentityClass, IdentityKind
+from weft.domain.policy.policymap.identity_classes import FLAGS, IdentityClass, IdentityKind, TermTexts
 from weft.domain.policy.policymap.ip_identity import IpIdentityMap, IpKey
 from weft.domain.policy.policymap.l4_partition import Verdict
 from weft.domain.policy.policymap.policy_entries import PolicyEntries
@@ -109,6 +109,7 @@ class PolicyMap:
         self._delta = DeltaTracker()
         self._ip_identities = IpIdentityMap(engine, tenant=tenant, node=node)
         self._ids: StableIds[IdentityClass] = StableIds()
+        self._texts = TermTexts()
         self._entries = PolicyEntries(self._delta, tenant=tenant, node=node, identity_of=self._identity_of)
         self._policies: dict[PolicyId, CompiledPolicy] = {}
         self._policies_by_subject: Multimap[MemberSet, PolicyId] = Multimap()
@@ -144,6 +145,7 @@ class PolicyMap:
         # Order matters: policies say which classes exist, classes get their identities, entries refer to both.
         changes = [self._update_policy(key) for key in self._noted_policies]
         self._noted_policies.clear()
+        self._ip_identities.update_labels()
         self._ip_identities.set_has_policy(bool(self._policies))
         for identity in self._noted_identities:
             self._ip_identities.update_identity(identity)
@@ -154,6 +156,8 @@ class PolicyMap:
             self._apply_change(change, skip=new_classes)
         self._entries.update_entries()
         self._lookup = None
+        # Kept for one refresh only, so that sets that no rule names any more do not pile up.
+        self._texts.clear()
         return self._delta.take_delta()
 
     def lookup(self, source: Address, target: Address, *, protocol: int, port: int = 0) -> tuple[Verdict, Verdict]:
@@ -177,7 +181,6 @@ class PolicyMap:
         if new is not _ABSENT:
             self._policies[key] = new
         change = _Change(old, new, *changed_rules(old, new))
-        # Add before remove: an address set in both keeps its reference, and its ranges are not rebuilt.
         self._ip_identities.add_rules(change.added)
         self._ip_identities.remove_rules(change.removed)
         for subject in old.subjects:
@@ -199,7 +202,7 @@ class PolicyMap:
             self._ids.remove(old)
             self._entries.remove_class(old)
         for new in added:
-            self._ids.add(new, new.text())
+            self._ids.add(new, new.text(self._texts))
             self._entries.add_class(new)
         for reassigned in self._ids.reassigned:
             self._entries.identity_changed(reassigned)

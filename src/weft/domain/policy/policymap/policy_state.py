@@ -54,7 +54,7 @@ class CidrIdentity(msgspec.Struct, frozen=True, gc=False):
         return f"identity {self.identity:#x} of {self.range}"
 
 
-class PolicyEntry(msgspec.Struct, frozen=True, gc=False):
+class PolicyEntry(msgspec.Struct, frozen=True, gc=False, cache_hash=True):
     """The verdict for some flows. Without `protocol` it covers all protocols; without `ports` all ports."""
 
     tenant: TenantName

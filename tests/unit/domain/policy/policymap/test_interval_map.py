@@ -26,10 +26,10 @@ def test_every_address_has_the_labels_that_were_added_to_its_ranges(steps: list[
     ranges = {(Range(family, 0, last), frozenset[str]()) for family, last in LAST.items()}
     for label, span in steps:
         if label in added:
-            changes = list(interval_map.remove(label, [added.pop(label)]))
+            changes = list(interval_map.change({}, {label: [added.pop(label)]}))
         else:
             added[label] = span
-            changes = list(interval_map.add(label, [span]))
+            changes = list(interval_map.change({label: [span]}, {}))
         for change in changes:
             assert ranges.issuperset(change.before)
             ranges.difference_update(change.before)
@@ -47,7 +47,32 @@ def rebuilt(added: dict[str, Range]) -> set[tuple[Range, frozenset[str]]]:
     interval_map: IntervalMap[str] = IntervalMap()
     ranges = {(Range(family, 0, last), frozenset[str]()) for family, last in LAST.items()}
     for label in sorted(added, reverse=True):
-        for change in interval_map.add(label, [added[label]]):
+        for change in interval_map.change({label: [added[label]]}, {}):
             ranges.difference_update(change.before)
             ranges.update(change.after)
     return ranges
+
+
+@given(
+    st.dictionaries(st.sampled_from("abcd"), spans()),
+    st.dictionaries(st.sampled_from("abcd"), spans()),
+)
+def test_one_change_of_many_labels_is_the_same_as_one_by_one(
+    before: dict[str, Range], after: dict[str, Range]
+) -> None:
+    interval_map: IntervalMap[str] = IntervalMap()
+    ranges = {(Range(family, 0, last), frozenset[str]()) for family, last in LAST.items()}
+    # Labels in both move: they are removed from one range and added to another in two changes.
+    steps: list[tuple[dict[str, Range], dict[str, Range]]] = [
+        (before, {}),
+        ({label: span for label, span in after.items() if label not in before}, before),
+        ({label: span for label, span in after.items() if label in before}, {}),
+    ]
+    for added, removed in steps:
+        for change in interval_map.change(
+            {label: [span] for label, span in added.items()}, {label: [span] for label, span in removed.items()}
+        ):
+            assert ranges.issuperset(change.before)
+            ranges.difference_update(change.before)
+            ranges.update(change.after)
+    assert ranges == rebuilt(after)
