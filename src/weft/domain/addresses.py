@@ -89,7 +89,7 @@ def format_address(family: int, number: int) -> str:
 def parse_address(text: str, *, field: str, family: int = 0) -> Address:
     """Parse an address of the family (0: either); `Invalid` for leading zeros, a zone or an IPv4-mapped address."""
     try:
-        address = _parse_v4(text) or _parse_v6(text)
+        address = parse_dotted_quad(text) or _parse_v6(text)
     except ValueError as error:
         raise Invalid(f"{field} {text[:80]!r} is not an address", field=field) from error
     if family and address.family != family:
@@ -97,7 +97,8 @@ def parse_address(text: str, *, field: str, family: int = 0) -> Address:
     return address
 
 
-def _parse_v4(text: str) -> Address | None:
+def parse_dotted_quad(text: str) -> Address | None:
+    """Parse an IPv4 address; None if the text is none."""
     try:
         first, second, third, fourth = text.split(".", 4)
         return Address(4, _OCTETS[first] << 24 | _OCTETS[second] << 16 | _OCTETS[third] << 8 | _OCTETS[fourth])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator, Set
+from collections.abc import Hashable, Iterable, Iterator, Set
 from typing import Generic, Self, TypeVar
 
 K = TypeVar("K", bound=Hashable)
@@ -19,8 +19,16 @@ class Multimap(Generic[K, V]):
         # Reading must not create the key: a defaultdict would grow with every lookup.
         return self._values.get(key, frozenset())
 
+    def __bool__(self) -> bool:
+        return bool(self._values)
+
     def __iter__(self) -> Iterator[K]:
         return iter(self._values)
+
+    def union(self, keys: Iterable[K]) -> set[V]:
+        """Return the values of all these keys."""
+        values = self._values
+        return set().union(*(values[key] for key in keys if key in values))
 
     def add(self, key: K, value: V) -> None:
         self._values.setdefault(key, set()).add(value)

@@ -14,7 +14,7 @@ from itertools import product
 
 import msgspec
 
-from weft.domain.addresses import BITS, Address, Range
+from weft.domain.addresses import BITS, Address, Range, parse_dotted_quad
 from weft.domain.errors import Invalid
 
 _CIDR = re.compile(r"(?P<address>[0-9A-Fa-f:.]+)/(?P<length>0|[1-9][0-9]{0,2})")
@@ -95,15 +95,16 @@ def parse_cidr(text: str, *, field: str) -> Range:
     if match is None:
         raise Invalid(f"{text[:80]!r} is not of the form address/length", field=field)
     try:
-        address = ipaddress.ip_address(match["address"])
+        # A policy may have tens of thousands of them, and `ipaddress` takes ten times as long for IPv4.
+        family, number = parse_dotted_quad(match["address"]) or (6, int(ipaddress.IPv6Address(match["address"])))
     except ValueError as error:
         raise Invalid(f"{text[:80]!r} is not a prefix: {error}", field=field) from error
-    bits, length = BITS[address.version], int(match["length"])
+    bits, length = BITS[family], int(match["length"])
     if length > bits:
-        raise Invalid(f"{text!r} is not a prefix: the length is at most {bits}", field=field)
+        raise Invalid(f"{text[:80]!r} is not a prefix: the length is at most {bits}", field=field)
     size = 1 << (bits - length)
-    first = int(address) & -size
-    prefix = Range(address.version, first, first + size - 1)
+    first = number & -size
+    prefix = Range(family, first, first + size - 1)
     # Wider prefixes, such as ::/0, stay IPv6: they must not match IPv4 packets (CVE-2023-27594).
     if _MAPPED.covers(prefix):
         return Range(4, prefix.first - _MAPPED.first, prefix.last - _MAPPED.first)

@@ -83,6 +83,10 @@ def l4_verdicts(
     """Yield the verdict for any traffic, then for protocols that differ from it, then for ports that differ from their
     protocol. `ports` are the named ports of the destination.
     """
+    rules = tuple(rules)
+    if all(rule.services is None for rule in rules):
+        # Thousands of rules for addresses alone are that many small groups, so they go the short way.
+        return iter(((ANY_L4, verdict_of(sorted(rules, key=_order), direction)),))
     return iter(RuleTable(rules, direction=direction, ports=ports).verdicts())
 
 
@@ -90,7 +94,7 @@ class RuleTable:
     """Rules in order of precedence, prepared to be evaluated: all of them, or many different subsets."""
 
     def __init__(self, rules: Iterable[FlowRule], *, direction: Direction, ports: Iterable[PodPort]) -> None:
-        self._rules = sorted(rules, key=lambda rule: rule.order)
+        self._rules = sorted(rules, key=_order)
         self._direction = direction
         self._any_l4 = [index for index, rule in enumerate(self._rules) if rule.services is None]
         self._by_protocol = _ports_by_protocol(self._rules, tuple(ports))
@@ -209,16 +213,13 @@ class _Masks:
 
     def firsts(self, mask: int) -> _Firsts:
         """The first rule of each layer among the rules of a mask."""
-        # `x & -x` is the lowest bit of x.
-        return tuple(
-            ((found & -found).bit_length() - 1) if found else _NONE for found in (mask & layer for layer in self._layers)
-        )
+        return tuple(_lowest(mask & layer) for layer in self._layers)
 
     def ranges(
         self, cells: list[tuple[int, int, int]], mask: int, of_protocol: int
     ) -> Iterator[tuple[int, int, _Firsts]]:
         """The ranges of ports with the first rules of each layer."""
-        if len(self._layers) > 1:
+        if len(self._layers) != 1:
             for first, last, cell in cells:
                 yield first, last, self.firsts(of_protocol | mask & cell)
             return
@@ -231,10 +232,10 @@ class _Masks:
                 end = last
                 continue
             if end >= 0:
-                yield begin, end, self.firsts(lowest)
+                yield begin, end, (_lowest(lowest),)
             begin, end, lowest = first, last, low
         if end >= 0:
-            yield begin, end, self.firsts(lowest)
+            yield begin, end, (_lowest(lowest),)
 
 
 def _layers(rules: Sequence[FlowRule]) -> list[list[int]]:
@@ -245,7 +246,13 @@ def _layers(rules: Sequence[FlowRule]) -> list[list[int]]:
         everything[rule.tier].append(index)
         if not rule.dry_run:
             enforced[rule.tier].append(index)
-    return [*enforced.values(), *(everything.values() if any(rule.dry_run for rule in rules) else ())]
+    has_dry_runs = len(rules) > sum(map(len, enforced.values()))
+    return [*enforced.values(), *(everything.values() if has_dry_runs else ())]
+
+
+def _lowest(mask: int) -> int:
+    """The index of the lowest bit, which is `x & -x`."""
+    return (mask & -mask).bit_length() - 1 if mask else _NONE
 
 
 def _mask(indexes: Iterable[int]) -> int:
@@ -279,6 +286,10 @@ def _disjoint(spans: Sequence[_Span]) -> Iterator[_Span]:
             merged.append(span)
     for merged in by_rule.values():
         yield from merged
+
+
+def _order(rule: FlowRule) -> tuple[int, int, int, str]:
+    return rule.order
 
 
 def _always(_: FlowRule) -> bool:

@@ -102,11 +102,11 @@ class RulesByPeer:
 
     def rules_for(self, remote: IdentityClass) -> frozenset[FlowRule]:
         """Return all rules for a remote class; nothing if no rule distinguishes it."""
-        specific: set[FlowRule] = set()
-        for term in remote.terms():
-            specific |= self._by_term[term]
-            # The peers of a rule may be thousands, so only those with the term are tried.
-            specific.update(rule for rule, peer in self._by_condition[term] if remote.is_peer(peer))
+        specific = self._by_term.union(remote.terms())
+        if self._by_condition:
+            # The peers of a rule may be thousands, so only those with a term of the class are tried.
+            candidates = self._by_condition.union(remote.terms())
+            specific.update(rule for rule, peer in candidates if remote.is_peer(peer))
         return frozenset(self._any_peer | specific) if specific else frozenset()
 
 
@@ -206,7 +206,7 @@ class PolicyEntries:
 
     def classes(self, terms: Iterable[Term]) -> set[IdentityClass]:
         """Return the classes with any of the terms."""
-        return set().union(*(self._classes[term] for term in terms))
+        return self._classes.union(terms)
 
     def add_class(self, new: IdentityClass) -> None:
         """Index a class so that rules find it."""
@@ -316,8 +316,7 @@ class PolicyEntries:
 
     def _mark_as_remote(self, remote: IdentityClass) -> None:
         """Mark all groups with a remote class."""
-        sides: set[_Side] = set().union(*(self._sides[term] for term in remote.terms()))
-        self._stale |= {(*side, remote) for side in sides}
+        self._stale |= {(*side, remote) for side in self._sides.union(remote.terms())}
         if self._is_own_host(remote):
             self._stale |= {(*side, remote) for side in self._rules if side[1] is Direction.INGRESS}
 
