@@ -88,7 +88,7 @@ def _compile_direction(policy: NetworkPolicy, direction: Direction, entries: lis
 
 
 def _compile_peers(peers: tuple[PolicyPeer, ...], namespace: str) -> tuple[Peer, ...]:
-    """The peers of one entry. Its ipBlocks become one address set: thousands of them are one identity, not thousands."""
+    """The peers of one entry. Its ipBlocks become one address set, which is one identity instead of thousands."""
     blocks = [parse_ip_block(peer.ip_block, field="ipBlock") for peer in peers if peer.ip_block is not None]
     compiled = [_compile_selectors(peer, namespace) for peer in peers if peer.ip_block is None]
     if blocks:

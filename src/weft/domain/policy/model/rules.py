@@ -124,7 +124,7 @@ class PortMatch(msgspec.Struct, frozen=True, kw_only=True, cache_hash=True, gc=F
         return f"{protocols}/{self.first}" if self.first == self.last else f"{protocols}/{self.first}-{self.last}"
 
 
-class FlowRule(msgspec.Struct, frozen=True, kw_only=True, cache_hash=True):
+class FlowRule(msgspec.Struct, frozen=True, kw_only=True, cache_hash=True, gc=False):
     """One rule, for flows of one direction. `local` restricts it to some of the selected identities."""
 
     id: RuleId

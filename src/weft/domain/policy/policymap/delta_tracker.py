@@ -59,5 +59,7 @@ def _ordered(items: Set[PolicyItem]) -> list[PolicyItem]:
 def _entry_order(entry: PolicyEntry) -> int:
     # One number, because there may be very many entries: comparing tuples takes several times as long.
     group = entry.local << 33 | (0 if entry.remote is None else entry.remote + 1)
-    l4 = (0 if entry.protocol is None else entry.protocol + 1) << 17 | (0 if entry.ports is None else entry.ports[0] + 1)
+    l4 = (0 if entry.protocol is None else entry.protocol + 1) << 17 | (
+        0 if entry.ports is None else entry.ports[0] + 1
+    )
     return (entry.direction is Direction.INGRESS) << 96 | group << 27 | l4

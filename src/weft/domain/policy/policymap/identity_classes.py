@@ -62,7 +62,7 @@ class TermTexts:
         self._texts.clear()
 
 
-class IdentityClass(msgspec.Struct, frozen=True, kw_only=True, cache_hash=True):
+class IdentityClass(msgspec.Struct, frozen=True, kw_only=True, cache_hash=True, gc=False):
     """One equivalence class. `node` is set for hosts only."""
 
     kind: IdentityKind
@@ -75,8 +75,9 @@ class IdentityClass(msgspec.Struct, frozen=True, kw_only=True, cache_hash=True):
         """Yield every term by which a rule can find the class."""
         yield from self.sets
         yield from self.addresses
-        # A set, because several ports may have one name.
-        yield from {port.name for port in self.ports}
+        if self.ports:
+            # A set, because several ports may have one name.
+            yield from {port.name for port in self.ports}
         if self.kind is IdentityKind.HOST:
             yield NodeHost(self.node)
 

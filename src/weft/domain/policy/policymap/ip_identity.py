@@ -242,7 +242,7 @@ def _class_of_range(labels: frozenset[_Label]) -> IdentityClass | None:
 
 def _address_sets(labels: frozenset[_Label]) -> frozenset[AddressSet]:
     # Without the other label it is the very same set, with its hash: a copy would cost much where many rules overlap.
-    return (labels - {_SUBNET} if _SUBNET in labels else labels)  # type: ignore[return-value]
+    return labels - {_SUBNET} if _SUBNET in labels else labels  # type: ignore[return-value]
 
 
 def _matches_in(rules: Iterable[FlowRule]) -> Iterator[AddressSet | str]:

@@ -186,7 +186,11 @@ class RuleTable:
             for heap in heaps:
                 while heap and not depth[heap[0]]:
                     heappop(heap)
-            yield first, after - 1, tuple(min(heap[0], top) if heap else top for heap, top in zip(heaps, base, strict=True))
+            yield (
+                first,
+                after - 1,
+                tuple(min(heap[0], top) if heap else top for heap, top in zip(heaps, base, strict=True)),
+            )
 
 
 class _Masks:
@@ -215,27 +219,26 @@ class _Masks:
         """The first rule of each layer among the rules of a mask."""
         return tuple(_lowest(mask & layer) for layer in self._layers)
 
-    def ranges(
-        self, cells: list[tuple[int, int, int]], mask: int, of_protocol: int
-    ) -> Iterator[tuple[int, int, _Firsts]]:
+    def ranges(self, cells: list[tuple[int, int, int]], mask: int, of_protocol: int) -> list[tuple[int, int, _Firsts]]:
         """The ranges of ports with the first rules of each layer."""
         if len(self._layers) != 1:
-            for first, last, cell in cells:
-                yield first, last, self.firsts(of_protocol | mask & cell)
-            return
-        # The same without a call and a tuple per range: this is the innermost loop where many rules overlap.
-        begin, end, lowest = 0, -1, 0
+            return [(first, last, self.firsts(of_protocol | mask & cell)) for first, last, cell in cells]
+        # The same without a call per range, and with ranges of the same rule merged: this is the innermost loop where
+        # many rules overlap.
+        found: list[tuple[int, int, _Firsts]] = []
+        begin, end, lowest = 0, -1, -1
         for first, last, cell in cells:
-            found = of_protocol | mask & cell
-            low = found & -found
+            matching = of_protocol | mask & cell
+            low = matching & -matching
             if low == lowest and first == end + 1:
                 end = last
                 continue
             if end >= 0:
-                yield begin, end, (_lowest(lowest),)
+                found.append((begin, end, (_lowest(lowest),)))
             begin, end, lowest = first, last, low
         if end >= 0:
-            yield begin, end, (_lowest(lowest),)
+            found.append((begin, end, (_lowest(lowest),)))
+        return found
 
 
 def _layers(rules: Sequence[FlowRule]) -> list[list[int]]:

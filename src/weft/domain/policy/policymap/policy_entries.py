@@ -9,7 +9,7 @@ classes.
 
 from __future__ import annotations
 
-from collections import ChainMap, defaultdict
+from collections import ChainMap, Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 
 import msgspec
@@ -30,7 +30,6 @@ from weft.domain.policy.policymap.identity_classes import (
 from weft.domain.policy.policymap.l4_partition import (
     ANY_L4,
     MAX_MASKED_RULES,
-    L4Match,
     L4Verdicts,
     RuleTable,
     Verdict,
@@ -111,12 +110,13 @@ class RulesByPeer:
 
 
 class VerdictIds:
-    """An id and a counter for every verdict in use, and the groups of entries that use it."""
+    """An id and a counter for every verdict in use."""
 
     def __init__(self, delta: DeltaTracker, *, tenant: TenantName) -> None:
         self._delta, self._tenant = delta, tenant
         self._ids: StableIds[Verdict] = StableIds()
-        self._groups: Multimap[Verdict, _Group] = Multimap()
+        # How many groups use each verdict.
+        self._uses: Counter[Verdict] = Counter()
         self._counters: dict[Verdict, VerdictCounter] = {}
         self._touched: set[Verdict] = set()
         self._current: dict[int, Verdict] = {}
@@ -131,31 +131,29 @@ class VerdictIds:
         # A chain, not a merged copy: this is read for every logged drop.
         return ChainMap(self._current, self._retired)
 
-    def replace(
-        self, group: _Group, before: Iterable[tuple[L4Match, Verdict]], after: Iterable[tuple[L4Match, Verdict]]
-    ) -> None:
+    def replace(self, before: L4Verdicts, after: L4Verdicts) -> None:
         """Record which verdicts a group of entries used and uses now."""
         old, new = {verdict for _, verdict in before}, {verdict for _, verdict in after}
-        for verdict in old - new:
-            self._groups.discard(verdict, group)
-        for verdict in new - old:
-            self._groups.add(verdict, group)
+        self._uses.subtract(old - new)
+        self._uses.update(new - old)
         self._touched |= old ^ new
 
-    def update_ids(self) -> set[_Group]:
-        """Assign ids to verdicts that came into use and retire unused ones; return groups whose ids changed."""
+    def update_ids(self) -> set[Verdict]:
+        """Assign ids to verdicts that came into use and retire unused ones; return verdicts whose ids changed."""
         # Retire first: a new verdict may then get the id that its hash prefers.
         for verdict in self._touched:
-            if verdict in self._ids and not self._groups[verdict]:
-                self._ids.remove(verdict)
-        for verdict in self._touched:
-            if verdict not in self._ids and self._groups[verdict]:
+            if not self._uses[verdict]:
+                del self._uses[verdict]
+                if verdict in self._ids:
+                    self._ids.remove(verdict)
+        for verdict in self._touched & self._uses.keys():
+            if verdict not in self._ids:
                 self._ids.add(verdict, msgspec.json.encode(verdict).decode())
         reassigned = set(self._ids.reassigned)
         self._ids.reassigned.clear()
         self._update_counters(self._touched | reassigned)
         self._touched.clear()
-        return {group for verdict in reassigned for group in self._groups[verdict]}
+        return reassigned
 
     def _update_counters(self, verdicts: set[Verdict]) -> None:
         # Two passes: with a reassigned id, the old counter must go before another verdict creates the same one.
@@ -270,9 +268,15 @@ class PolicyEntries:
             before, after = self._verdicts_of.pop(group, ()), self._evaluate(group)
             if after:
                 self._verdicts_of[group] = after
-            self._verdict_ids.replace(group, before, after)
-        # A hash collision may change the ids of verdicts in groups that no change has marked.
-        self._stale |= self._verdict_ids.update_ids()
+            self._verdict_ids.replace(before, after)
+        # A hash collision may change the ids of verdicts in groups that no change has marked. It is so rare that all
+        # groups are searched then: an index of the groups of each verdict would cost every update.
+        if reassigned := self._verdict_ids.update_ids():
+            self._stale |= {
+                group
+                for group, verdicts in self._verdicts_of.items()
+                if any(verdict in reassigned for _, verdict in verdicts)
+            }
         # Drop all old entries before the new ones are put: the delta expects that an item is absent when it is put.
         for group in self._stale:
             for entry in self._entries.pop(group, ()):
@@ -347,7 +351,7 @@ class PolicyEntries:
         if evaluation not in self._cache:
             rules, direction, ports = evaluation
             # Where rules overlap, the groups of a side differ in few of very many rules.
-            if _MASKED_RULES < len(rules) and len(of) <= min(len(rules) * _MASKED_PART, MAX_MASKED_RULES):
+            if len(rules) > _MASKED_RULES and len(of) <= min(len(rules) * _MASKED_PART, MAX_MASKED_RULES):
                 self._cache[evaluation] = self._table(of, direction, ports).verdicts_of(rules)
             else:
                 self._cache[evaluation] = tuple(l4_verdicts(rules, direction=direction, ports=ports))

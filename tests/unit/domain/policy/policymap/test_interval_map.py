@@ -57,9 +57,7 @@ def rebuilt(added: dict[str, Range]) -> set[tuple[Range, frozenset[str]]]:
     st.dictionaries(st.sampled_from("abcd"), spans()),
     st.dictionaries(st.sampled_from("abcd"), spans()),
 )
-def test_one_change_of_many_labels_is_the_same_as_one_by_one(
-    before: dict[str, Range], after: dict[str, Range]
-) -> None:
+def test_one_change_of_many_labels_is_the_same_as_one_by_one(before: dict[str, Range], after: dict[str, Range]) -> None:
     interval_map: IntervalMap[str] = IntervalMap()
     ranges = {(Range(family, 0, last), frozenset[str]()) for family, last in LAST.items()}
     # Labels in both move: they are removed from one range and added to another in two changes.
