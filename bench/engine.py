@@ -19,6 +19,7 @@ import msgspec
 from tests.support.cluster_samples import large_cluster
 from tests.support.policy_oracle import FlowSpec, PolicyOracle
 
+from bench import policy_cost
 from bench.figures import Figure, figure
 from weft.domain.policy.engine.engine import Engine, PolicyObject
 from weft.domain.policy.explain.diff import diff
@@ -85,6 +86,7 @@ def measure() -> dict[str, Figure]:
             note="resident, the cluster's objects and the evaluator's lists included; no peer",
         ),
         "diff of one policy removed": figure(compared, unit="s", note="no peer, no target"),
+        **policy_cost.measure(),
     }
 
 

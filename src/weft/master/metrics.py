@@ -47,6 +47,11 @@ class Metrics:
         self.admission = AdmissionMetrics()
         registry.register(self.admission)
         self._objects = Gauge("weft_objects", "Stored objects by kind", ("kind",), registry=registry)
+        self._failed_closed = Gauge(
+            "weft_policies_failed_closed",
+            "NetworkPolicies with rules that allow nothing, because they are unreadable, unsupported or too costly",
+            registry=registry,
+        )
         self._nodes = Gauge(
             "weft_nodes", "Nodes by state (ready, not_ready, unreachable)", ("state",), registry=registry
         )
@@ -55,6 +60,7 @@ class Metrics:
         """The text of all metrics now."""
         for kind in kinds.ALL:
             self._objects.labels(kind.name).set(len(cluster.tables[kind.prefix]))
+        self._failed_closed.set(sum(1 for policy in cluster.all(kinds.KUBE_POLICY) if policy.fault))
         states = [state_of(cluster, node.name) for node in cluster.all(kinds.NODE)]
         for state in get_args(State):
             self._nodes.labels(_STATE_LABELS[state]).set(states.count(state))

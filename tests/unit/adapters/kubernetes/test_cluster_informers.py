@@ -14,11 +14,12 @@ from weft.adapters.kubernetes.credentials import ClientConfig
 from weft.adapters.kubernetes.policies import decode_policy
 from weft.adapters.kubernetes.slices import decode_endpoints, decode_slice, decode_slice_v1beta1
 from weft.domain import kinds
-from weft.domain.errors import Invalid
 from weft.domain.kinds import Kind
 from weft.domain.loadbalancer.kube_objects import Conditions, SliceEndpoint, SlicePort
 from weft.domain.model import Value
-from weft.domain.policy.compile.kube_objects import KubeNamespace
+from weft.domain.policy.compile.kube_objects import KubeNamespace, KubePolicy
+from weft.domain.policy.compile.kubernetes import compile_network_policy, is_isolation
+from weft.domain.validation import check
 from weft.lab.waiting import until
 from weft.runtime.tasks import background
 
@@ -66,10 +67,57 @@ class TestPolicies:
         assert policy.spec.isolates_ingress
         assert policy.fault.startswith("ingress[0]: ")
 
-    def test_an_undecodable_selector_is_rejected(self) -> None:
-        for selector in ({"matchExpressions": [{"key": "a", "operator": "Near"}]}, 5):
-            with pytest.raises((Invalid, msgspec.ValidationError)):
-                decode_policy(data(spec={"podSelector": selector}))
+    def test_H9_a_name_with_a_long_label_is_enforced(self) -> None:
+        """Kubernetes limits a name to 253 characters, and not each label of it."""
+        for name in ("a" * 253, f"{'b' * 100}.{'c' * 152}"):
+            policy = decode_policy(data(metadata={"name": name}, spec={"podSelector": {}}))
+            assert (check(policy).name, policy.fault) == (name, "")
+            assert isolates(policy) == {"ingress"}
+
+    @pytest.mark.parametrize("selector", [{"matchExpressions": [{"key": "a", "operator": "Near"}]}, 5, [], {"new": 1}])
+    def test_H9_an_unreadable_selector_isolates_the_namespace(self, selector: Any) -> None:
+        policy = decode_policy(data(spec={"podSelector": selector, "ingress": [{}], "egress": [{}]}))
+        assert policy.fault.startswith("podSelector: ")
+        assert (policy.spec.pod_selector, policy.spec.ingress, policy.spec.egress) == (None, None, None)
+        assert isolates(policy) == {"ingress", "egress"}
+
+    @pytest.mark.parametrize(
+        ("members", "closed"),
+        [
+            ({"policyTypes": ["Sideways"]}, {"ingress", "egress"}),
+            ({"policyTypes": 5}, {"ingress", "egress"}),
+            ({"onlyOnSundays": True}, {"ingress"}),
+            ({"ingress": {}}, {"ingress"}),
+            ({"egress": [{"to": 5}]}, {"ingress", "egress"}),
+        ],
+    )
+    def test_H9_what_is_unreadable_allows_nothing(self, members: dict[str, Any], closed: set[str]) -> None:
+        policy = decode_policy(data(spec={"podSelector": {}} | members))
+        assert policy.fault
+        assert not policy.spec.ingress
+        assert not policy.spec.egress
+        assert isolates(policy) == closed
+
+    @pytest.mark.parametrize("metadata", [{"name": 5}, {"name": "a/b"}, {"labels": None, "annotations": None}])
+    def test_H9_unreadable_metadata_still_isolates(self, metadata: dict[str, Any]) -> None:
+        policy = decode_policy(data(metadata=metadata, spec={"podSelector": {}}))
+        assert isolates(check(policy)) == {"ingress"}
+
+    def test_H6_a_policy_past_the_bound_fails_closed(self) -> None:
+        """2,000 rules whose addresses overlap pairwise: four million combinations."""
+        rules = [
+            {"from": [{"ipBlock": {"cidr": "0.0.0.0/0", "except": [f"10.{i >> 8}.{i & 255}.0/24"]}}]}
+            for i in range(2000)
+        ]
+        policy = decode_policy(data(spec={"podSelector": {}, "ingress": rules}))
+        assert "the limit is" in policy.fault
+        assert (policy.spec.ingress, isolates(policy)) == (None, {"ingress"})
+
+
+def isolates(policy: KubePolicy) -> set[str]:
+    """The directions in which the policy denies what its rules do not allow."""
+    rules = compile_network_policy(policy.policy).rules
+    return {str(rule.direction) for rule in rules if is_isolation(rule.id)}
 
 
 class TestServices:

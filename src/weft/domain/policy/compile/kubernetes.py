@@ -10,6 +10,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from msgspec.structs import replace
+
+from weft.domain.errors import Invalid
 from weft.domain.policy.model.netpol import NetworkPolicy, PolicyPeer, PolicyPort, parse_ip_block, validate
 from weft.domain.policy.model.protocols import TCP, protocol_number
 from weft.domain.policy.model.ranges import address_set
@@ -59,6 +62,25 @@ def compile_network_policy(policy: NetworkPolicy) -> CompiledPolicy:
         id=policy_id(policy.metadata.namespace, policy.metadata.name),
         subjects=(PodsOfNamespace(policy.metadata.namespace, _selector(spec.pod_selector)),),
         rules=tuple(rules),
+    )
+
+
+def compile_closed(policy: NetworkPolicy) -> CompiledPolicy:
+    """Return a policy that isolates the same pods and allows them nothing, whatever is wrong with the policy.
+
+    If even its pod selector is invalid, it isolates all pods of its namespace.
+    """
+    try:
+        pods = _selector(policy.spec.pod_selector)
+        isolated = [policy.spec.isolates_ingress, policy.spec.isolates_egress]
+        validate(replace(policy, spec=replace(policy.spec, ingress=None, egress=None)))
+    except Invalid:
+        pods, isolated = EVERYTHING, [True, True]
+    directions = [each for each, closed in zip((Direction.INGRESS, Direction.EGRESS), isolated, strict=True) if closed]
+    return CompiledPolicy(
+        id=policy_id(policy.metadata.namespace, policy.metadata.name),
+        subjects=(PodsOfNamespace(policy.metadata.namespace, pods),),
+        rules=tuple(rule for each in directions for rule in _compile_direction(policy, each, [])),
     )
 
 

@@ -18,6 +18,7 @@ from weft.domain.errors import Invalid, NotFound
 from weft.domain.ids import DEFAULT_TENANT, EndpointKey, GroupKey, NetworkKey
 from weft.domain.policy.compile import contiv, kubernetes
 from weft.domain.policy.compile.contiv import ContivCompiler, PolicyKey, RuleKey
+from weft.domain.policy.compile.limits import excess_of_compiled
 from weft.domain.policy.engine.decide import Flow, builtin_rule_for, decide, matches
 from weft.domain.policy.engine.membership import Membership, MembershipChanges
 from weft.domain.policy.model.identities import (
@@ -242,7 +243,8 @@ class Engine:
                 return self._affected_by(self._membership.put_namespace(value))
             case NetworkPolicy():
                 policy = kubernetes.compile_network_policy(value)
-                return self._put_policy(policy.id, policy)
+                # Past the bound it fails closed: it must cost its own pods their traffic, not all pods their agent.
+                return self.fail_closed(value) if excess_of_compiled(policy) else self._put_policy(policy.id, policy)
             case model.Group():
                 # Members join before the policies are compiled, so that these see all subjects.
                 affected = self._affected_by(self._membership.put_group(value.key))
@@ -253,6 +255,11 @@ class Engine:
                 return self._recompile(self._contiv.put_rule(value))
             case model.Network():
                 return self._recompile(self._contiv.put_network(value))
+
+    def fail_closed(self, policy: NetworkPolicy) -> Affected:
+        """Put a policy that cannot be compiled: it isolates the pods it selects, and allows them nothing."""
+        closed = kubernetes.compile_closed(policy)
+        return self._put_policy(closed.id, closed)
 
     def remove_pod(self, namespace: str, name: str) -> Affected:
         return self._remove_workload(pod_key(namespace, name))

@@ -6,6 +6,7 @@ from typing import Any
 
 from weft.domain import kinds
 from weft.domain.cluster import Cluster
+from weft.domain.errors import Invalid
 from weft.domain.host_access.view import host_addresses
 from weft.domain.ids import NodeName, StoreKey
 from weft.domain.kinds import Kind
@@ -71,7 +72,11 @@ def _sync_network_policy(engine: Engine, cluster: Cluster, namespace: str, name:
     stored = cluster.get(kinds.KUBE_POLICY, namespace, name)
     if stored is None:
         return engine.remove_network_policy(namespace, name)
-    return engine.put(stored.value.policy)
+    try:
+        return engine.put(stored.value.policy)
+    except Invalid:
+        # Without the policy its pods would be open. netmaster reports its fault.
+        return engine.fail_closed(stored.value.policy)
 
 
 def _sync_host(engine: Engine, cluster: Cluster, name: NodeName) -> Affected:

@@ -25,7 +25,8 @@ PROTOCOLS = ("TCP", "UDP", "SCTP")
 # RFC 1123 labels and names; a port name is an IANA_SVC_NAME (RFC 6335).
 _LABEL = r"[a-z0-9](?:[a-z0-9-]{0,61}[a-z0-9])?"
 _DNS_LABEL = re.compile(_LABEL)
-_DNS_NAME = re.compile(rf"(?=.{{1,253}}\Z){_LABEL}(?:\.{_LABEL})*")
+# A name has no limit per label, unlike in DNS: Kubernetes allows 253 characters in all.
+_DNS_NAME = re.compile(r"(?=.{1,253}\Z)[a-z0-9](?:[a-z0-9-]*[a-z0-9])?(?:\.[a-z0-9](?:[a-z0-9-]*[a-z0-9])?)*")
 _PORT_NAME = re.compile(r"(?=.{1,15}\Z)(?=.*[a-z])[a-z0-9]+(?:-[a-z0-9]+)*")
 
 

@@ -1,7 +1,7 @@
 """Evaluates an ordered rule list between two identities into one verdict per protocol and port range.
 
 Only the first matching rule of each tier matters (`engine.decide`). So a port range needs no list of the rules that
-match it, only the first of each *layer*: the enforced rules of a tier and, where there are dry runs, all of its rules.
+match it, only the first of each *layer*: the enforced rules of a tier and, with audit rules, all rules of a tier.
 """
 
 from __future__ import annotations
@@ -242,15 +242,15 @@ class _Masks:
 
 
 def _layers(rules: Sequence[FlowRule]) -> list[list[int]]:
-    """The indexes of the enforced rules of each tier and, with dry runs, of all rules of each tier."""
+    """The indexes of the enforced rules of each tier and, with audit rules, of all rules of each tier."""
     enforced: defaultdict[int, list[int]] = defaultdict(list)
     everything: defaultdict[int, list[int]] = defaultdict(list)
     for index, rule in enumerate(rules):
         everything[rule.tier].append(index)
-        if not rule.dry_run:
+        if not rule.audit:
             enforced[rule.tier].append(index)
-    has_dry_runs = len(rules) > sum(map(len, enforced.values()))
-    return [*enforced.values(), *(everything.values() if has_dry_runs else ())]
+    has_audits = len(rules) > sum(map(len, enforced.values()))
+    return [*enforced.values(), *(everything.values() if has_audits else ())]
 
 
 def _lowest(mask: int) -> int:
