@@ -130,6 +130,31 @@ async def test_events_report_the_realization_of_a_policy(
     assert await _event_message(kube, "late", "Realized") == "realized on 2 nodes"
 
 
+async def test_H9_H6_a_long_name_and_a_costly_policy_isolate(
+    kube: KubeletlessCluster, pods: tuple[Pod, Pod, Pod]
+) -> None:
+    """As packets: a name with a long label is enforced, and a policy past the bound lets nothing through."""
+    web, near, far = pods
+    await kube.relabel("web", app="web")
+    long_name = "a" * 200
+    await kube.policy(long_name, **DENY)
+    await wait_until(lambda: near.never_reaches(web))
+    await kube.api.delete(f"{POLICIES}/{long_name}")
+    await wait_until(lambda: near.eventually_reaches(web))
+    rules = [
+        {"from": [{"ipBlock": {"cidr": "0.0.0.0/0", "except": [f"172.{16 + (i >> 8)}.{i & 255}.0/24"]}}]}
+        for i in range(1100)
+    ]
+    await kube.policy("costly", **DENY, ingress=rules)
+    await wait_until(lambda: near.never_reaches(web))
+    assert await far.never_reaches(web)
+    assert await web.eventually_reaches(near)
+    assert "the limit is 1000000" in await _event_message(kube, "costly", "UnsupportedRules")
+    await kube.api.delete(f"{POLICIES}/costly")
+    await wait_until(lambda: near.eventually_reaches(web))
+    await kube.relabel("web", app="none")
+
+
 async def _event_message(kube: KubeletlessCluster, policy: str, reason: str) -> str:
     """The message of the Event with this reason on a policy."""
     about = f"involvedObject.kind=NetworkPolicy,involvedObject.name={policy},reason={reason}"

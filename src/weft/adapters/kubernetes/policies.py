@@ -103,7 +103,8 @@ def _decode_spec(raw: object, faults: list[str]) -> PolicySpec:
     isolated = types or (_TYPES if members.get("egress") else _TYPES[:1])
     if unknown := sorted(members.keys() - _SPEC_MEMBERS):
         faults.append(f"spec: the members {', '.join(unknown)[:200]} are unknown")
-        return PolicySpec(pod_selector=selector, policy_types=isolated)
+        # An unknown member may say what policyTypes does not.
+        return PolicySpec(pod_selector=selector, policy_types=types or _TYPES)
     known_faults = len(faults)
     ingress = _decode_rules(members.get("ingress"), "ingress", IngressRule, faults)
     egress = _decode_rules(members.get("egress"), "egress", EgressRule, faults)

@@ -86,7 +86,8 @@ class TestPolicies:
         [
             ({"policyTypes": ["Sideways"]}, {"ingress", "egress"}),
             ({"policyTypes": 5}, {"ingress", "egress"}),
-            ({"onlyOnSundays": True}, {"ingress"}),
+            ({"onlyOnSundays": True}, {"ingress", "egress"}),
+            ({"onlyOnSundays": True, "policyTypes": ["Ingress"]}, {"ingress"}),
             ({"ingress": {}}, {"ingress"}),
             ({"egress": [{"to": 5}]}, {"ingress", "egress"}),
         ],

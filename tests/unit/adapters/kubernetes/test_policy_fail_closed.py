@@ -1,4 +1,4 @@
-"""H9: whatever is wrong with a NetworkPolicy, it never allows more than the readable one."""
+"""Whatever is wrong with a NetworkPolicy, it never allows more than the readable one."""
 
 from __future__ import annotations
 
