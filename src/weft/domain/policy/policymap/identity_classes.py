@@ -58,9 +58,6 @@ class TermTexts:
             text = self._texts[term] = blake2b(content.encode(), digest_size=16).hexdigest()
         return text
 
-    def clear(self) -> None:
-        self._texts.clear()
-
 
 class IdentityClass(msgspec.Struct, frozen=True, kw_only=True, cache_hash=True, gc=False):
     """One equivalence class. `node` is set for hosts only."""

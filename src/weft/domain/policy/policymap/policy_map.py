@@ -109,7 +109,6 @@ class PolicyMap:
         self._delta = DeltaTracker()
         self._ip_identities = IpIdentityMap(engine, tenant=tenant, node=node)
         self._ids: StableIds[IdentityClass] = StableIds()
-        self._texts = TermTexts()
         self._entries = PolicyEntries(self._delta, tenant=tenant, node=node, identity_of=self._identity_of)
         self._policies: dict[PolicyId, CompiledPolicy] = {}
         self._policies_by_subject: Multimap[MemberSet, PolicyId] = Multimap()
@@ -156,8 +155,6 @@ class PolicyMap:
             self._apply_change(change, skip=new_classes)
         self._entries.update_entries()
         self._lookup = None
-        # Kept for one refresh only, so that sets that no rule names any more do not pile up.
-        self._texts.clear()
         return self._delta.take_delta()
 
     def lookup(self, source: Address, target: Address, *, protocol: int, port: int = 0) -> tuple[Verdict, Verdict]:
@@ -201,9 +198,12 @@ class PolicyMap:
         for old in removed:
             self._ids.remove(old)
             self._entries.remove_class(old)
-        for new in added:
-            self._ids.add(new, new.text(self._texts))
-            self._entries.add_class(new)
+        if added:
+            # For one refresh only, so that texts of sets that no rule names any more do not pile up.
+            texts = TermTexts()
+            for new in added:
+                self._ids.add(new, new.text(texts))
+                self._entries.add_class(new)
         for reassigned in self._ids.reassigned:
             self._entries.identity_changed(reassigned)
             # Its addresses did not change, but their identity did.
