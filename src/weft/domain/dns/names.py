@@ -2,8 +2,9 @@
 
 The naming scheme is defined here; a server of the records needs no knowledge of containers and groups. A change of one
 object is a change of one entry. Services, groups and containers have bare names as in Contiv (contiv 7.14), but case
-is ignored. A bare name is a single label: names with dots belong to the cluster domain, where Kubernetes Services and
-pods are, or to the outside. If objects of different rank have the same name, the lowest rank wins.
+is ignored. That of a workload is a single label: names with dots belong to the cluster domain, where Kubernetes
+Services and pods are, or to the outside, or to what an administrator has declared. If objects of different rank have
+the same name, the lowest rank wins.
 
 Names of objects are input from outside. What makes no valid record is left out here, and counted.
 """
@@ -115,7 +116,7 @@ def endpoint_entry(
     # Docker puts a slash before a container's name, and Weft puts the namespace before a pod's.
     if name := bare_name(endpoint.container_name.rpartition("/")[2], domain=domain):
         records += forward_and_reverse_records(name, addresses, rank=Rank.WORKLOAD)
-    if group := bare_name(endpoint.group, domain=domain):
+    if group := declared_name(endpoint.group, domain=domain):
         records += address_records(group, addresses, rank=Rank.GROUP)
     denied, sources = dns_egress_denied(endpoint), tuple(map(str, addresses))
     return Entry(
@@ -127,7 +128,7 @@ def endpoint_entry(
 
 def service_entry(service: model.Service, *, domain: str = CLUSTER_DOMAIN) -> Entry:
     """Return forward and reverse records of the service's VIPs; empty while it has none."""
-    name = bare_name(service.name, domain=domain)
+    name = declared_name(service.name, domain=domain)
     try:
         return Entry(forward_and_reverse_records(name, service.addresses, rank=Rank.SERVICE)) if name else EMPTY_ENTRY
     except Invalid as error:  # a VIP that is no address
@@ -168,12 +169,22 @@ def _address_records_in(zone: Zone) -> Iterator[tuple[str, Record]]:
 
 
 def bare_name(text: str, *, domain: str) -> str:
-    """Return an object's name as a single DNS label in lower case, or "" if it may not have one.
+    """Return a workload's name as a single DNS label in lower case, or "" if it may not have one.
 
     A name with dots would answer in the place of an external name, or of one below the cluster domain.
     """
     label = dns_label(text)
     return "" if label in _RESERVED or label == domain.lower() else label
+
+
+def declared_name(text: str, *, domain: str) -> str:
+    """Return the name of a group or service as a DNS name in lower case, or "" if it may not have one.
+
+    An administrator declares these, so that they may have dots; but not below the cluster domain or the reverse zones.
+    """
+    name = dns_name(text)
+    owned = f".{name}".endswith((f".{domain.lower()}", ".arpa"))
+    return "" if name in _RESERVED or owned else name
 
 
 def dns_label(text: str) -> str:

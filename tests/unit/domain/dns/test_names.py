@@ -67,11 +67,23 @@ def test_an_invalid_dns_name_has_no_record(name: str) -> None:
         "isatap",
     ],
 )
-def test_H4_no_object_shadows_a_name_of_somebody_else(name: str) -> None:
-    """Bare names are single labels: whatever has dots belongs to the cluster domain or to the outside."""
+def test_H4_no_workload_shadows_a_name_of_somebody_else(name: str) -> None:
+    """Names of workloads are single labels: whatever has dots belongs to the cluster domain or to the outside."""
     assert endpoint_entry(workload(f"shop/{name}")) == EMPTY_ENTRY
-    assert endpoint_entry(workload(name, group=name)) == EMPTY_ENTRY
+    assert endpoint_entry(workload(name)) == EMPTY_ENTRY
+
+
+@pytest.mark.parametrize(
+    "name", ["foo.payments.svc.cluster.local", "Cluster.Local", "5.1.1.10.in-addr.arpa", "arpa", "localhost", "wpad"]
+)
+def test_H4_groups_and_services_are_not_below_the_cluster_domain_or_reverse_zones(name: str) -> None:
+    assert endpoint_entry(workload("", group=name)) == EMPTY_ENTRY
     assert service_entry(service(name, vip="10.1.1.9")) == EMPTY_ENTRY
+
+
+def test_an_administrator_may_declare_groups_and_services_with_dots() -> None:
+    assert endpoint_entry(workload("", group="Web.Blue")).records[0].name == "web.blue"
+    assert service_entry(service("shop.example", vip="10.1.1.9")).records[0].name == "shop.example"
 
 
 @pytest.mark.parametrize("domain", ["k8s", "K8s"])
@@ -82,7 +94,7 @@ def test_H4_no_object_has_the_name_of_the_cluster_domain(domain: str) -> None:
 
 @given(st.text(max_size=80) | st.from_regex(r"[a-zA-Z0-9_.-]{1,70}", fullmatch=True))
 def test_H4_bare_names_are_single_labels_whatever_an_object_is_called(name: str) -> None:
-    entry = endpoint_entry(workload(name, group=name))
+    entry = endpoint_entry(workload(name))
     bare = {record.name for record in entry.records if record.type == "A"}
     assert all("." not in each and 1 <= len(each) <= 63 and each.isascii() for each in bare)
     assert {record.data for record in entry.records if record.type == "PTR"} <= bare
