@@ -60,6 +60,7 @@ from weft.runtime.listener import raise_open_files
 from weft.runtime.logs import Log, start_logging
 from weft.runtime.settings import BadSettings, refuse
 from weft.runtime.store.mirror import Mirror
+from weft.runtime.store.unreadable import UnreadableKeys
 from weft.runtime.tasks import background
 
 log = Log("netplugin")
@@ -102,7 +103,8 @@ class Agent:
         self._reconciler = Reconciler(desired, executor=executor, netns_observers=dns)
         self._evictions = Evictions(cluster=self._cluster, attachment_store=attachment_log)
         # The cluster first: the others read the new state from it.
-        self._mirror = Mirror(store, self._cluster, desired, self._evictions, *dns)
+        self._unreadable = UnreadableKeys(self._cluster)
+        self._mirror = Mirror(store, self._cluster, desired, self._evictions, *dns, self._unreadable)
         node = model.Node(
             name=settings.host,
             ctrl_ip=str(settings.ctrl_ip),
@@ -182,7 +184,8 @@ class Agent:
             attachments=self._attachments,
             readiness=self._readiness,
             executor=executor,
-            metrics=Metrics(),
+            metrics=Metrics(self._unreadable),
+            unreadable=self._unreadable,
             drops=drops,
             features=self._features,
             dns=self._dns,

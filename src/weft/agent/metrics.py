@@ -103,7 +103,7 @@ class DnsCounters(Collector):
 class Metrics:
     """The metrics of one agent. Gauges are set at each scrape."""
 
-    def __init__(self) -> None:
+    def __init__(self, *collectors: Collector) -> None:
         # A registry of its own: two agents in one process, as in tests, must not share the global one.
         self._registry = registry = CollectorRegistry()
         self._cni_requests = Counter(
@@ -145,9 +145,9 @@ class Metrics:
         self.dns = DnsCounters()
         registry.register(self.dns)
         self.datapath = DatapathCounters()
-        registry.register(self.datapath)
         self.admission = AdmissionMetrics()
-        registry.register(self.admission)
+        for collector in (self.datapath, self.admission, *collectors):
+            registry.register(collector)
 
     def observe(self, verb: str, result: str, seconds: float) -> None:
         """Count one CNI request."""

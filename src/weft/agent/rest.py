@@ -33,6 +33,7 @@ from weft.runtime.admission import Guard
 from weft.runtime.http import MAX_BODY, Handler, error_response, errors_as_json, json_response, own_pages_only
 from weft.runtime.logs import Log
 from weft.runtime.routes import Route, register
+from weft.runtime.store.unreadable import UnreadableKeys
 
 log = Log("agent-rest")
 
@@ -57,6 +58,7 @@ class AgentComponents:
     features: Features
     dns: DnsPublisher | None
     mtu: int
+    unreadable: UnreadableKeys
 
 
 class NotAvailable(WeftError):
@@ -168,6 +170,7 @@ class AgentRest:
                 "lag": agent.reconciler.lag,
                 "driftRepairs": agent.reconciler.repaired,
                 "addressBlocks": self._blocks(),
+                "unreadableKeys": agent.unreadable.show(),
                 "dns": self._dns_state(),
                 "policy": self._count(counters).shortened(),
                 "tenantNamespaces": [show_netns(report) for report in reports],

@@ -183,6 +183,8 @@ def address_hex(address: Address) -> str:
 
 def address_from_hex(text: str) -> Address:
     """The inverse of `address_hex`; ValueError for other texts."""
+    if len(text) not in (8, 32):
+        raise ValueError(f"{text[:40]!r} has not the length of an address in a store key")
     # Round trip: int() also accepts signs, underscores and other digits, which would be second spellings of a key.
     address = Address(4 if len(text) == 8 else 6, int(text, 16))
     if address_hex(address) != text:

@@ -8,12 +8,20 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Generic, NamedTuple, TypeVar
 
-from weft.domain import codec, kinds, model
+from weft.domain import kinds, model
 from weft.domain.addresses import Address, Range, parse_range
-from weft.domain.errors import Malformed, WeftError
+from weft.domain.codec import Read
+from weft.domain.errors import WeftError
 from weft.domain.ids import GroupKey, NetworkKey, NodeName, StoreKey, TenantName, store_key
 from weft.domain.ipam.allocator import NumberSet
 from weft.domain.kinds import Kind
+from weft.domain.store_documents import (
+    UNREADABLE_BLOCK,
+    UNREADABLE_CLAIM,
+    Unreadable,
+    decode_stored,
+    unreadable,
+)
 from weft.domain.store_keys import (
     AddressClaimKey,
     AliveKey,
@@ -21,13 +29,17 @@ from weft.domain.store_keys import (
     BlockKey,
     NumberClaimKey,
     ObjectKey,
+    ParsedKey,
     SingletonKey,
-    UnparsedKey,
     parse_store_key,
 )
 from weft.domain.store_types import NEVER, Change, DeleteAll, Listing, Put, Revision, Write
 
 T = TypeVar("T", bound=model.Value)
+
+# Kinds that are absent while their document cannot be read. All others keep their last good value: losing a policy, a
+# group or a network would open or cut traffic of others.
+_WRITTEN_BY_NODES = frozenset({kinds.ENDPOINT.prefix, kinds.NODE.prefix})
 
 
 class Stored(NamedTuple, Generic[T]):
@@ -65,6 +77,11 @@ class Cluster:
     """All that the control plane knows. Keys of unknown kinds are ignored, so that a newer Weft can share the store."""
 
     def __init__(self) -> None:
+        # By kind: how often a document could not be read, once for each revision of a key. Never reset.
+        self.decode_errors: dict[str, int] = {}
+        self.faults: dict[StoreKey, Unreadable] = {}
+        # During a listing: the faults from before, which are not counted again.
+        self._counted: Mapping[StoreKey, Unreadable] = {}
         self.reset()
 
     def reset(self) -> None:
@@ -89,16 +106,30 @@ class Cluster:
         self.restoring = False
         # The store's format; empty before netmaster has marked it.
         self.format = ""
-        # Keys that cannot be decoded, with the reason; /readyz shows them.
-        self.faults: dict[StoreKey, str] = {}
+        # Keys that cannot be read, with the reason; /readyz and /inspect/driver show them.
+        self.faults = {}
         # Members that only a newer Weft knows: written back when this Weft updates the document.
         self.unknown: dict[StoreKey, Mapping[str, object]] = {}
 
     def replace(self, listing: Listing) -> None:
         """Replace the content by a full listing."""
+        # Endpoints are left out: they are most of the store, and a second copy of them would cost its memory.
+        known = {prefix: table for prefix, table in self.tables.items() if prefix not in _WRITTEN_BY_NODES}
+        self._counted = self.faults
         self.reset()
         for entry in listing.entries:
             self.put(entry.key, entry.value, entry.revision)
+        self._counted = {}
+        # After the listing: only what is unreadable needs its last good value, and nearly always nothing is.
+        for key, fault in self.faults.items():
+            self._keep_last_good(key, fault.revision, known)
+
+    def _keep_last_good(self, key: StoreKey, revision: int, known: Mapping[str, Mapping[Any, Stored[Any]]]) -> None:
+        parsed = parse_store_key(key)
+        if not isinstance(parsed, ObjectKey) or parsed.kind.prefix in _WRITTEN_BY_NODES:
+            return
+        if stored := known[parsed.kind.prefix].get(parsed.parts):
+            self._index_object(parsed.kind, Stored(stored.value, revision))
 
     def apply(self, change: Change) -> None:
         """Apply the events of one revision."""
@@ -138,48 +169,63 @@ class Cluster:
         return [store_key(folder, *parts) for parts in table if list(parts[: len(lead)]) == lead]
 
     def put(self, key: StoreKey, value: bytes, revision: int) -> None:
-        """Add one entry of the store. One that cannot be decoded becomes a fault for operators; nothing is raised."""
+        """Add one entry of the store. One that cannot be read becomes a fault for operators; nothing is raised."""
+        parsed = parse_store_key(key)
         try:
-            self._put(key, value, revision)
-            self.faults.pop(key, None)
+            # Decoded before anything is changed: a document that fails half-way must leave nothing in the indexes.
+            self._put(parsed, key, value, revision, decode_stored(parsed, value))
         except (WeftError, ValueError) as error:
-            self.drop(key)
-            self.faults[key] = str(error)
+            self._put_unreadable(parsed, key, unreadable(parsed, key, error, revision=revision))
+        else:
+            self.faults.pop(key, None)
 
-    def _put(self, key: StoreKey, value: bytes, revision: int) -> None:
-        match parse_store_key(key):
-            case ObjectKey(kind, parts):
-                self._put_object(kind, parts, key, value, revision)
-            case AddressClaimKey(network, address):
-                claim = Stored(self._read(model.Claim, key, value), revision)
-                self.address_pool(network, address.family).put(address.number, claim)
-            case NumberClaimKey(pool, number):
-                self.number_pool(pool).put(number, Stored(self._read(model.Claim, key, value), revision))
-            case BlockKey(network, first):
-                self.blocks.setdefault(network, {})[first] = Stored(self._read(model.Block, key, value), revision)
-            case AliveKey(group, name):
+    def _put(self, parsed: ParsedKey, key: StoreKey, value: bytes, revision: int, found: Read[Any] | None) -> None:
+        if found is not None:
+            self._note_unknown(key, found)
+        match parsed, found:
+            case ObjectKey(kind, _), Read(document):
+                self._index_object(kind, Stored(document, revision))
+            case AddressClaimKey(network, address), Read(document):
+                self.address_pool(network, address.family).put(address.number, Stored(document, revision))
+            case NumberClaimKey(pool, number), Read(document):
+                self.number_pool(pool).put(number, Stored(document, revision))
+            case BlockKey(network, first), Read(document):
+                self.blocks.setdefault(network, {})[first] = Stored(document, revision)
+            case AppliedKey(node), Read(document):
+                self.sync_statuses[node] = document
+            case AliveKey(group, name), _:
                 self.alive.setdefault(group, {})[name] = value
-            case AppliedKey(node):
-                self.sync_statuses[node] = codec.decode(model.SyncStatus, value)
-            case SingletonKey(kinds.SYNC_REQUEST_KEY):
+            case SingletonKey(kinds.SYNC_REQUEST_KEY), _:
                 self.sync_request = revision
-            case SingletonKey(kinds.LEADER_KEY):
+            case SingletonKey(kinds.LEADER_KEY), _:
                 self.leader = (kinds.leader_address(value), revision)
-            case SingletonKey(kinds.RESTORE_KEY):
+            case SingletonKey(kinds.RESTORE_KEY), _:
                 self.restoring = True
-            case SingletonKey(kinds.FORMAT_KEY):
+            case SingletonKey(kinds.FORMAT_KEY), _:
                 self.format = value[:20].decode(errors="replace")
-            case UnparsedKey(reason) if reason:
-                raise Malformed(reason)
 
-    def _put_object(self, kind: Kind[Any], parts: tuple[str, ...], key: StoreKey, value: bytes, revision: int) -> None:
-        decoded = self._read(kind.type, key, value)
+    def _put_unreadable(self, parsed: ParsedKey, key: StoreKey, fault: Unreadable) -> None:
+        """Record a fault, and what holds in spite of it: the last good value, or that an address is taken."""
+        if self._counted.get(key) != fault:
+            self.decode_errors[fault.kind] = self.decode_errors.get(fault.kind, 0) + 1
+        before = self.get(parsed.kind, *parsed.parts) if isinstance(parsed, ObjectKey) else None
+        self.drop(key)
+        if before is not None and isinstance(parsed, ObjectKey):
+            self._keep_last_good(key, fault.revision, {parsed.kind.prefix: {parsed.parts: before}})
+        match parsed:
+            case AddressClaimKey(network, address):
+                self.address_pool(network, address.family).put(address.number, Stored(UNREADABLE_CLAIM, fault.revision))
+            case NumberClaimKey(pool, number):
+                self.number_pool(pool).put(number, Stored(UNREADABLE_CLAIM, fault.revision))
+            case BlockKey(network, first):
+                self.blocks.setdefault(network, {})[first] = Stored(UNREADABLE_BLOCK, fault.revision)
+        self.faults[key] = fault
+
+    def _index_object(self, kind: Kind[Any], stored: Stored[Any]) -> None:
+        decoded = stored.value
         # Index by the value's own strings, not by slices of the key: with many objects the copies would add up.
         own_parts = kind.key_parts(decoded)
-        if own_parts != parts:
-            raise Malformed(f"the document under this key is that of {kind.name} {kind.key_text(decoded)!r}")
         before = self.tables[kind.prefix].get(own_parts)
-        stored: Stored[Any] = Stored(decoded, revision)
         self.tables[kind.prefix][own_parts] = stored
         if isinstance(decoded, model.Group):
             self._drop_pool(before)
@@ -191,13 +237,26 @@ class Cluster:
             for address in decoded.addresses:
                 self.numbers_in_use(decoded.network_key, address.family).add(address.number)
 
-    def _read(self, kind: type[T], key: StoreKey, document: bytes) -> T:
-        read = codec.read(kind, document)
-        if read.unknown:
-            self.unknown[key] = read.unknown
+    def _note_unknown(self, key: StoreKey, found: Read[Any]) -> None:
+        if found.unknown:
+            self.unknown[key] = found.unknown
         else:
             self.unknown.pop(key, None)
-        return read.value
+
+    def unreadable_objects(self, kind: Kind[Any], *lead: str) -> Iterator[StoreKey]:
+        """The keys of unreadable objects of a kind whose keys start with these parts."""
+        for key in self.faults:
+            parsed = parse_store_key(key)
+            if isinstance(parsed, ObjectKey) and parsed.kind is kind and parsed.parts[: len(lead)] == lead:
+                yield key
+
+    def exists(self, kind: Kind[Any], *parts: str) -> bool:
+        """Whether the store has a document of the object, readable or not. Garbage is no proof of a deletion."""
+        return parts in self.tables[kind.prefix] or self.is_unreadable(kind, *parts)
+
+    def is_unreadable(self, kind: Kind[Any], *parts: str) -> bool:
+        """Whether the stored document of an object cannot be read; there may be a last good value of it."""
+        return bool(self.faults) and kind.store_key(*parts) in self.faults
 
     def drop(self, key: StoreKey) -> None:
         """Remove one entry; absent already is fine."""

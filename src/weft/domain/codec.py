@@ -105,7 +105,7 @@ def _read_other(
     unknown = {name: members[name] for name in members.keys() - set(kind.__struct_encode_fields__)}
     try:
         value: T = msgspec.convert({name: members[name] for name in members.keys() - unknown.keys()}, kind)
-    except msgspec.ValidationError as error:
+    except (msgspec.ValidationError, RecursionError) as error:
         raise Malformed(f"stored {kind.__name__} is not readable: {error}") from (reason or error)
     return Read(value, unknown)
 

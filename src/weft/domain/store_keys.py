@@ -6,6 +6,7 @@ Weft or of a broken writer is an `UnparsedKey`.
 
 from __future__ import annotations
 
+import re
 from typing import Any, NamedTuple
 
 from weft.domain import kinds
@@ -109,6 +110,8 @@ class UnparsedKey(NamedTuple):
     reason: str = ""
 
 
+_NUMBER = re.compile(r"0|[1-9]\d{0,9}", re.ASCII)
+
 ParsedKey = ObjectKey | AddressClaimKey | NumberClaimKey | BlockKey | AliveKey | AppliedKey | SingletonKey | UnparsedKey
 
 _UNKNOWN = UnparsedKey()
@@ -154,7 +157,7 @@ def is_transient(key: StoreKey) -> bool:
 
 
 def _parse_number(text: str) -> int:
-    # One spelling for each number: `07` beside `7` would be two claims of one tag.
-    if str(int(text)) != text:
-        raise ValueError(f"{text!r} is not the canonical form of a number")
+    # One spelling for each number: `07` beside `7` would be two claims of one tag. No tag or id has more than 32 bits.
+    if not _NUMBER.fullmatch(text) or int(text) >= 1 << 32:
+        raise ValueError(f"{text[:40]!r} is not the canonical form of a number")
     return int(text)

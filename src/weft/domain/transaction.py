@@ -12,7 +12,7 @@ from typing import TypeVar
 
 from weft.domain import codec, model
 from weft.domain.cluster import Cluster, Stored
-from weft.domain.errors import Invalid
+from weft.domain.errors import Invalid, Unavailable
 from weft.domain.ids import StoreKey
 from weft.domain.kinds import Kind
 from weft.domain.store_types import NEVER, Compare, PrefixUnchangedSince, Put, Revision, RevisionEquals, Write
@@ -41,7 +41,14 @@ class ReadSet:
         """An object, or None; its revision or absence is compared at commit."""
         # Absence is a read too: a concurrent creation must fail the commit.
         stored: Stored[T] | None = self.cluster.get(kind, *parts)
-        self.compare_revision(kind.store_key(*parts), stored.revision if stored else NEVER)
+        key = kind.store_key(*parts)
+        revision = stored.revision if stored else NEVER
+        # An unreadable document is absent for the decision, but its key exists: the commit may replace the garbage.
+        if fault := self.cluster.faults.get(key):
+            if fault.newer:
+                raise Unavailable(f"{kind.name} {':'.join(parts)!r}: {fault.reason}")
+            revision = fault.revision
+        self.compare_revision(key, revision)
         return stored.value if stored else None
 
     def require(self, kind: Kind[T], *parts: str, field: str) -> T:

@@ -39,6 +39,7 @@ MAX_VNI = (1 << 24) - 1
 MAX_VNI_SPAN = 16000
 MAX_BURST = 10486
 MAX_TEXT = 2048
+MAX_GROUP_ID = (1 << 16) - 1
 
 # ASCII: \d would accept digits of other scripts, which int() parses too.
 _BANDWIDTH = re.compile(r"([1-9]\d{0,9}) ?([kmg])(?:bps|b)?", re.IGNORECASE | re.ASCII)
@@ -47,6 +48,7 @@ _PROTOCOL = re.compile(r"\d{1,3}", re.ASCII)
 _PORT = re.compile(r"\d{1,5}", re.ASCII)
 _OCTET = re.compile(r"0|[1-9]\d{0,2}", re.ASCII)
 _AS_NUMBER = re.compile(r"[1-9]\d{0,9}", re.ASCII)
+_MAC = re.compile(r"[0-9a-f]{2}(?::[0-9a-f]{2}){5}", re.ASCII | re.IGNORECASE)
 
 
 def check(value: T) -> T:
@@ -72,6 +74,8 @@ def _check_network(network: model.Network) -> model.Network:
         raise Invalid(
             f"pktTag {network.pkt_tag} must be 0 (automatic) to {highest} with {network.encap}", field="pktTag"
         )
+    if network.tags and not (0 <= network.tags.vlan <= MAX_VLAN and 0 <= network.tags.vni <= MAX_VNI):
+        raise Invalid(f"tags {network.tags.vlan}/{network.tags.vni} are no VLAN and VNI", field="tags")
     subnet = parse_subnet_v4(network.subnet)
     _check_gateway(network.gateway, subnet.whole, field="gateway", inside="subnet")
     ipv6_subnet = ""
@@ -111,6 +115,8 @@ def _check_group(group: model.Group) -> model.Group:
     _check_tag_text(group.cfgd_tag)
     if not 0 <= group.pkt_tag <= MAX_VLAN:
         raise Invalid(f"pktTag {group.pkt_tag} must be 0 (the network's) to {MAX_VLAN}", field="pktTag")
+    if not 0 <= group.group_id <= MAX_GROUP_ID:
+        raise Invalid(f"groupId {group.group_id} must be 0 to {MAX_GROUP_ID}", field="groupId")
     pool = str(parse_range(group.ip_pool, field="ipPool", family=4)) if group.ip_pool else ""
     return msgspec.structs.replace(group, ip_pool=pool)
 
@@ -230,9 +236,8 @@ def _check_service(service: model.Service) -> model.Service:
     check_name(service.tenant, field="tenantName")
     check_name(service.network, field="networkName")
     check_name(service.name, field="serviceName", limit=MAX_LONG_NAME)
-    for family, text, field in ((4, service.ip_address, "ipAddress"), (6, service.ipv6_address, "ipv6Address")):
-        if text:
-            parse_address(text, field=field, family=family)
+    _check_pair(service.ip_address, service.ipv6_address, fields=("ipAddress", "ipv6Address"))
+    _check_pair(service.vip, service.ipv6_vip, fields=("vip", "ipv6Vip"))
     parse_selectors(service.selectors)
     return msgspec.structs.replace(
         service,
@@ -326,17 +331,75 @@ def _check_endpoint(endpoint: model.Endpoint) -> model.Endpoint:
     check_endpoint_id(endpoint.endpoint_id)
     _check_optional_name(endpoint.group, field="serviceName")
     _check_optional_name(endpoint.host, field="homingHost", limit=MAX_LONG_NAME)
-    for text, field in ((endpoint.container_id, "containerID"), (endpoint.container_name, "containerName")):
-        check_text(text, field=field)
-    for name, text in endpoint.labels.items():
-        check_text(name, field="labels")
-        check_text(text, field="labels")
+    if endpoint.ip_address:
+        parse_address(endpoint.ip_address, field="ipAddress", family=4)
+    if endpoint.ipv6_address:
+        parse_address(endpoint.ipv6_address, field="ipv6Address", family=6)
+    if endpoint.vtep_ip:
+        parse_address(endpoint.vtep_ip, field="vtepIP")
+    if endpoint.mac_address and not _MAC.fullmatch(endpoint.mac_address):
+        raise Invalid(f"macAddress {endpoint.mac_address[:40]!r} is not a MAC address", field="macAddress")
+    _check_endpoint_texts(endpoint)
+    for port in endpoint.pod.ports if endpoint.pod else ():
+        check_text(port.name, field="pod.ports")
+        _check_port(port.port, field="pod.ports")
+        if not 0 <= port.protocol <= 255:
+            raise Invalid(f"pod.ports: protocol {port.protocol} must be 0 to 255", field="pod.ports")
     return endpoint
+
+
+def _check_endpoint_texts(endpoint: model.Endpoint) -> None:
+    pod = endpoint.pod
+    names = (pod.namespace, pod.name, pod.uid) if pod else ()
+    own = (endpoint.container_id, endpoint.container_name, endpoint.interface)
+    # One look at all of them is enough nearly always: a mirror checks every endpoint of the cluster.
+    together = "".join((*own, *names, *endpoint.labels, *endpoint.labels.values()))
+    if len(together) <= MAX_TEXT and together.isprintable():
+        return
+    for text, field in zip((*own, *names), ("containerID", "containerName", "intfName", *("pod",) * 3), strict=False):
+        check_text(text, field=field)
+    for pair in endpoint.labels.items():
+        for text in pair:
+            check_text(text, field="labels")
+
+
+def _check_pair(v4: str, v6: str, *, fields: tuple[str, str]) -> None:
+    """Check an IPv4 and an IPv6 address, each of which may be absent."""
+    for family, text, field in ((4, v4, fields[0]), (6, v6, fields[1])):
+        if text:
+            parse_address(text, field=field, family=family)
 
 
 def _check_node(node: model.Node) -> model.Node:
     check_name(node.name, field="name", limit=MAX_LONG_NAME)
+    for text, field in ((node.ctrl_ip, "ctrlIp"), (node.vtep_ip, "vtepIp")):
+        if text:
+            parse_address(text, field=field)
+    _check_port(node.vxlan_port, field="vxlanPort")
+    check_text(node.version, field="version")
+    # JSON spells an infinite number as 1e999.
+    if not 0 <= node.unreachable_since < 1 << 53:
+        raise Invalid(f"unreachableSince {node.unreachable_since} is not a time", field="unreachableSince")
     return node
+
+
+def _check_claim(claim: model.Claim) -> model.Claim:
+    if not check_text(claim.holder, field="holder"):
+        raise Invalid("holder is missing: a claim has one", field="holder")
+    return claim
+
+
+def _check_block(block: model.Block) -> model.Block:
+    _check_optional_name(block.owner, field="owner", limit=MAX_LONG_NAME)
+    return block
+
+
+def _check_sync_status(status: model.SyncStatus) -> model.SyncStatus:
+    if not 0 <= status.revision < 1 << 63:
+        raise Invalid(f"revision {status.revision} is not a revision", field="revision")
+    for fault in status.faults:
+        check_text(fault, field="faults")
+    return status
 
 
 def check_text(text: str, *, field: str) -> str:
@@ -414,6 +477,9 @@ _CHECKS: dict[type[model.Value], Callable[..., model.Value]] = {
     model.Global: _check_global,
     model.Endpoint: _check_endpoint,
     model.Node: _check_node,
+    model.Claim: _check_claim,
+    model.Block: _check_block,
+    model.SyncStatus: _check_sync_status,
     KubeNamespace: _check_kube_namespace,
     KubePolicy: _check_kube_policy,
     KubeService: _check_kube_service,

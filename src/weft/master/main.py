@@ -49,6 +49,7 @@ from weft.runtime.store.commit_loop import CommitLoop, own_events
 from weft.runtime.store.election import Leadership, lead
 from weft.runtime.store.mirror import Mirror
 from weft.runtime.store.registry import present
+from weft.runtime.store.unreadable import UnreadableKeys
 from weft.runtime.tasks import background
 
 log = Log("netmaster")
@@ -71,13 +72,14 @@ class Netmaster:
         self._store = store
         self._cluster = Cluster()
         self._policy = PolicyView(self._cluster)
-        self._mirror = Mirror(store, self._policy)
+        self._unreadable = UnreadableKeys(self._cluster)
+        self._mirror = Mirror(store, self._policy, self._unreadable)
         self._control = ControlPlane(
             store=store, cluster=self._cluster, mirror=self._mirror, fence=self._fence, step_down=self._step_down
         )
         self._orchestrator = find_orchestrator(settings.kubernetes) if settings.kubernetes else None
         self._sync_wait = SyncWait(store, self._cluster, self._mirror)
-        self._metrics = Metrics()
+        self._metrics = Metrics(self._unreadable)
         self._open_files = raise_open_files()
         self._leadership: Leadership | None = None
         # Set once a new leader has caught up and bootstrapped; before that it must not serve writes.
@@ -96,7 +98,9 @@ class Netmaster:
             *sync_wait.with_wait(ContivApi(self._control, cluster_mode=mode).routes()),
             *sync_wait.with_wait(KubePurge(self._control, is_syncing=self._orchestrator is not None).routes()),
             *sync_wait.with_wait(Backups(self._store, self._cluster, self._mirror, fence=self._fence).routes()),
-            *InfoApi(self._cluster, self._metrics, own_address=own, faults=self._faults).routes(),
+            *InfoApi(
+                self._cluster, self._metrics, own_address=own, faults=self._faults, unreadable=self._unreadable.show
+            ).routes(),
         )
 
     async def run(self, stop: asyncio.Event) -> None:
@@ -261,7 +265,8 @@ class Netmaster:
 
     async def _faults(self) -> list[str]:
         """Why requests cannot be served now."""
-        faults = [f"stored {key} cannot be read: {fault}" for key, fault in self._cluster.faults.items()]
+        # Unreadable keys are not among them: whoever writes garbage would take all masters out of service.
+        faults: list[str] = []
         if self._cluster.restoring:
             faults.append("a restore is under way or was interrupted")
         if not self._leader_address():

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import get_args
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client.registry import Collector
 
 from weft.domain import kinds
 from weft.domain.cluster import Cluster
@@ -22,8 +23,10 @@ _STATE_LABELS: Mapping[State, str] = {"Ready": "ready", "NotReady": "not_ready",
 class Metrics:
     """A registry of its own, so that tests can run two masters in one process."""
 
-    def __init__(self) -> None:
+    def __init__(self, *collectors: Collector) -> None:
         self._registry = registry = CollectorRegistry()
+        for collector in collectors:
+            registry.register(collector)
         self.requests = Counter(
             "weft_master_requests_total",
             "REST requests by route and status",

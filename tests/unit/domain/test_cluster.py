@@ -172,7 +172,7 @@ def test_a_document_under_a_strange_key_is_a_fault() -> None:
     cluster = Cluster()
     cluster.put(kinds.TENANT.store_key("t1"), codec.encode(model.Tenant(name=TenantName("t2"))), 1)
     assert list(cluster.all(kinds.TENANT)) == []
-    assert "t2" in cluster.faults[StoreKey("tenants/t1")]
+    assert "t2" in cluster.faults[StoreKey("tenants/t1")].reason
     cluster.put(kinds.TENANT.store_key("t1"), codec.encode(model.Tenant(name=TenantName("t1"))), 2)
     assert cluster.faults == {}
     assert [tenant.name for tenant in cluster.all(kinds.TENANT)] == ["t1"]

@@ -27,6 +27,7 @@ from weft.domain.policy.engine.engine_sync import (
     SHARED_PREFIXES,
     TENANT_KINDS,
     TENANT_PREFIXES,
+    keys_to_sync,
     sync_object,
 )
 from weft.domain.policy.explain.dns_egress import dns_egress_denied_by
@@ -59,8 +60,8 @@ class TenantPolicy:
             if kind is not kinds.ENDPOINT:
                 self._follow_all(kind)
         for kind in SHARED_KINDS:
-            for value in cluster.all(kind):
-                self.follow(kind.store_key(*kind.key_parts(value)))
+            for key in keys_to_sync(cluster, kind):
+                self.follow(key)
         self._update_subnets()
 
     @property
@@ -79,8 +80,8 @@ class TenantPolicy:
             self._follow_all(kinds.ENDPOINT)
 
     def _follow_all(self, kind: Kind[Any]) -> None:
-        for value in self._cluster.all(kind, self._tenant):
-            self.follow(kind.store_key(*kind.key_parts(value)))
+        for key in keys_to_sync(self._cluster, kind, self._tenant):
+            self.follow(key)
 
     def follow(self, key: StoreKey) -> None:
         """Read an object of the cluster again."""

@@ -25,6 +25,8 @@ log = Log("sync-status")
 CHECK_S = 0.5
 # The least time between two writes: under load many requests share one.
 PACE_S = 0.05
+# Masters refuse a longer status, and texts that cannot be printed.
+MAX_FAULTS, MAX_FAULT_TEXT = 20, 500
 
 
 class SyncStatusReporter:
@@ -57,7 +59,9 @@ class SyncStatusReporter:
             due.clear()
             # None while disconnected: the write would fail, and the status is compared again after the reconnect.
             faults = self._faults()
-            status = model.SyncStatus(revision=self._reconciler.acked_revision, faults=tuple(faults or ()))
+            status = model.SyncStatus(
+                revision=self._reconciler.acked_revision, faults=tuple(map(_shown, (faults or ())[:MAX_FAULTS]))
+            )
             if faults is None or status == self._cluster.sync_statuses.get(self._node):
                 continue
             try:
@@ -74,3 +78,7 @@ class SyncStatusReporter:
         revision = await self._store.commit([], [put])
         # At once, not with the watch: the next comparison must see it, or it would write the same again.
         self._mirror.note_own(revision, [Event(put.key, put.value)])
+
+
+def _shown(fault: str) -> str:
+    return "".join(letter if letter.isprintable() else " " for letter in fault[:MAX_FAULT_TEXT])

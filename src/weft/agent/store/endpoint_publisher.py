@@ -21,7 +21,7 @@ from weft.domain.cluster import Cluster
 from weft.domain.errors import Conflict, Invalid, NotFound, Unavailable
 from weft.domain.ids import EndpointKey, NodeName
 from weft.domain.lifecycle.changes import endpoints
-from weft.domain.transaction import ReadSet, Transaction
+from weft.domain.transaction import ReadSet, Transaction, put
 from weft.runtime.backoff import Backoff
 from weft.runtime.store.mirror import Mirror
 from weft.runtime.tasks import background
@@ -124,12 +124,16 @@ class EndpointPublisher:
             reading = ReadSet(self._cluster, self._mirror.revision)
             try:
                 stored = reading.get(kinds.ENDPOINT, *attachment.key)
+                if self._cluster.is_unreadable(kinds.ENDPOINT, *attachment.key):
+                    continue  # `_reconcile` writes it again
                 if attachment.published and (stored is None or not endpoints.is_same(stored, attachment.endpoint)):
                     raise NotFound(f"{attachment.key} was deleted from the store")
                 if not attachment.published:
                     endpoints.plan_publish(reading, attachment.endpoint)
             except (NotFound, Conflict, Invalid):
                 self._attachment_store.update(attachment.key, stage=Stage.DELETING)
+            except Unavailable:
+                continue  # a newer Weft wrote it: neither a proof of deletion nor ours to replace
 
     async def run(self) -> None:
         """Publish what is pending, and reconcile records and store every second, until cancelled."""
@@ -171,6 +175,8 @@ class EndpointPublisher:
                 await self._delete(attachment)
         elif not attachment.published:
             self._mark_published([await self._publish(key)])
+        elif self._cluster.is_unreadable(kinds.ENDPOINT, *key):
+            await self._writer.write(partial(self._plan_rewrite, attachment.endpoint))
         elif self._cluster.get(kinds.ENDPOINT, *key) is None:
             self._attachment_store.update(key, stage=Stage.DELETING)  # deleted by an operator or by node GC
 
@@ -214,6 +220,13 @@ class EndpointPublisher:
         if not self._is_current(endpoint):
             return False, Transaction()
         return True, endpoints.plan_publish(reading, endpoint)
+
+    def _plan_rewrite(self, endpoint: model.Endpoint, reading: ReadSet) -> tuple[None, Transaction]:
+        """Replace the garbage that was written over an endpoint of ours; its claims and blocks are as they were."""
+        if not self._is_current(endpoint) or not self._cluster.is_unreadable(kinds.ENDPOINT, *endpoint.key):
+            return None, Transaction()
+        reading.get(kinds.ENDPOINT, *endpoint.key)
+        return None, reading.plan([put(kinds.ENDPOINT, endpoint)])
 
     def _is_current(self, endpoint: model.Endpoint) -> bool:
         """Whether this very endpoint is still recorded; another ADD may have recorded another one under its key."""

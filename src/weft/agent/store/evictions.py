@@ -38,7 +38,7 @@ class Evictions:
                     self._check(attachment)
 
     def _check(self, attachment: Attachment) -> None:
-        is_deleted = attachment.published and self._cluster.get(kinds.ENDPOINT, *attachment.key) is None
+        is_deleted = attachment.published and not self._cluster.exists(kinds.ENDPOINT, *attachment.key)
         # An ADD under way is left alone: it looks itself before it is answered.
         if is_deleted and attachment.stage is Stage.ATTACHED:
             self._attachment_store.update(attachment.key, stage=Stage.DELETING)

@@ -23,12 +23,19 @@ class InfoApi:
     """The information routes of one netmaster."""
 
     def __init__(
-        self, cluster: Cluster, metrics: Metrics, *, own_address: str, faults: Callable[[], Awaitable[list[str]]]
+        self,
+        cluster: Cluster,
+        metrics: Metrics,
+        *,
+        own_address: str,
+        faults: Callable[[], Awaitable[list[str]]],
+        unreadable: Callable[[], list[str]],
     ) -> None:
         self._cluster = cluster
         self._metrics = metrics
         self._own = own_address
         self._faults = faults
+        self._unreadable = unreadable
 
     def routes(self) -> tuple[Route, ...]:
         return (
@@ -70,7 +77,8 @@ class InfoApi:
 
     async def readyz(self, _: web.Request) -> web.Response:
         faults = await self._faults()
-        return json_response({"ready": not faults, "reasons": faults}, status=503 if faults else 200)
+        body = {"ready": not faults, "reasons": faults, "unreadable": self._unreadable()}
+        return json_response(body, status=503 if faults else 200)
 
     async def metrics(self, _: web.Request) -> web.Response:
         return web.Response(body=self._metrics.expose(self._cluster), headers={"Content-Type": CONTENT_TYPE_LATEST})

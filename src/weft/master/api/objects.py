@@ -16,7 +16,7 @@ from aiohttp import web
 
 from weft.domain import codec, kinds, model
 from weft.domain.cluster import Cluster, Stored
-from weft.domain.errors import Invalid, Malformed, NotFound, Unavailable
+from weft.domain.errors import Invalid, Malformed, NotFound, Unavailable, WeftError
 from weft.domain.ids import StoreKey
 from weft.domain.kinds import Kind
 from weft.domain.lifecycle import changes
@@ -24,6 +24,8 @@ from weft.domain.lifecycle.sync_status import node_status
 from weft.domain.links import Links, links_of
 from weft.domain.oper import endpoint_oper, oper_of
 from weft.domain.policy.engine.engine import Engine
+from weft.domain.store_documents import decode_stored
+from weft.domain.store_keys import parse_store_key
 from weft.domain.transaction import ReadSet
 from weft.master.api.guarded_writes import (
     GUARD_QUERY,
@@ -255,7 +257,7 @@ class Objects:
             listing = await self._store.list(prefix)
             since = listing.revision
             lines = [_line(kind, query, key=entry.key, data=entry.value, revision=entry.revision)
-                     for entry in listing.entries if _matching(kind, query, entry.value)]  # fmt: skip
+                     for entry in listing.entries if _matching(query, entry.key, entry.value)]  # fmt: skip
             yield b"".join(lines) + _json_line({"type": "synced", "revision": since})
         else:
             yield b"\n"
@@ -273,17 +275,18 @@ class Objects:
 def _line(kind: Kind[Any], query: ListQuery, *, key: StoreKey, data: bytes | None, revision: int) -> bytes:
     """The watch line of one key: `put`, or `delete` when the object is gone or no longer matches the filter."""
     line: dict[str, Any] = {"type": "delete", "key": key.split("/", 1)[1].replace("/", ":"), "revision": revision}
-    if value := _matching(kind, query, data):
+    if value := _matching(query, key, data):
         line |= {"type": "put", "object": configuration(kind, value)}
     return _json_line(line)
 
 
-def _matching(kind: Kind[Any], query: ListQuery, data: bytes | None) -> model.Value | None:
+def _matching(query: ListQuery, key: StoreKey, data: bytes | None) -> model.Value | None:
     """The object, if it can be decoded and matches the filter."""
     try:
-        value: model.Value | None = None if data is None else codec.decode(kind.type, data)
-    except (Malformed, Unavailable):  # reported by /readyz; it must not break the list of the others
+        found = None if data is None else decode_stored(parse_store_key(key), data)
+    except (WeftError, ValueError):  # shown by /readyz; it must not break the list of the others
         return None
+    value: model.Value | None = found.value if found else None
     return value if value is not None and query.selects(value) else None
 
 

@@ -15,7 +15,7 @@ from weft.domain.ids import StoreKey
 from weft.domain.kinds import Kind
 from weft.domain.lifecycle import changes
 from weft.domain.policy.engine.engine import Engine
-from weft.domain.policy.engine.engine_sync import SHARED_KINDS, TENANT_KINDS, sync_object
+from weft.domain.policy.engine.engine_sync import SHARED_KINDS, TENANT_KINDS, keys_to_sync, sync_object
 from weft.domain.policy.explain.diff import FlowChange, diff
 from weft.domain.policy.explain.explain import Explanation, explain
 from weft.domain.policy.explain.resolve import FlowResolver, TraceQuery
@@ -76,8 +76,8 @@ class PolicyView:
         if self._engine is None:
             self._engine = Engine()
             for kind in (*SHARED_KINDS, *TENANT_KINDS):
-                for value in self._cluster.all(kind):
-                    _sync_object(self._engine, self._cluster, kind.store_key(*kind.key_parts(value)))
+                for key in keys_to_sync(self._cluster, kind):
+                    _sync_object(self._engine, self._cluster, key)
         return self._engine
 
 

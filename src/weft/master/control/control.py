@@ -103,7 +103,12 @@ class ControlPlane:
         """Delete an object and free what was allocated to it."""
 
         def decide(reading: ReadSet) -> tuple[None, Transaction]:
-            condition.check(self.cluster.get(kind, *parts))
+            stored = self.cluster.get(kind, *parts)
+            condition.check(stored)
+            if stored is None and self.cluster.is_unreadable(kind, *parts):
+                # Garbage refers to nothing, so there is nothing to free with it.
+                reading.get(kind, *parts)
+                return None, reading.plan([Delete(kind.store_key(*parts))])
             return None, changes.plan_delete(reading, kind, *parts)
 
         await self._carry_out(decide)
@@ -200,7 +205,7 @@ async def bootstrap(control: ControlPlane, *, fwd_mode: model.FwdMode, encap: mo
     """
     cluster = control.cluster
     # The settings are written last and mark completion: a bootstrap that was interrupted is completed by the next.
-    if cluster.get(kinds.GLOBAL, GLOBAL_NAME) is not None:
+    if cluster.exists(kinds.GLOBAL, GLOBAL_NAME):
         return False
     tenant = model.Tenant(name=DEFAULT_TENANT, default_network=DEFAULT_NETWORK if subnet else "")
     await control.put(kinds.TENANT, tenant, Condition())

@@ -120,16 +120,22 @@ class KubeDesired:
 
     def _diff_kind(self, kind: Kind[Any]) -> Iterator[Write]:
         stored = {kind.store_key(*kind.key_parts(document)): document for document in self._cluster.all(kind)}
+        faults = ((key, self._cluster.faults[key]) for key in self._cluster.unreadable_objects(kind))
+        # A document of a newer Weft is left alone: only that Weft knows what it says.
+        garbage = {key: fault for key, fault in faults if not fault.newer}
         for identity in self._desired[kind]:
             document = self._desired_document(kind, identity)
             if document is None:
                 continue
             key = kind.store_key(*kind.key_parts(document))
-            if stored.pop(key, None) != document:
+            # Garbage over a document is replaced, also while its last good value is the desired one.
+            if stored.pop(key, None) != document or garbage.pop(key, None):
                 yield Put(key, codec.encode(document))
         for key, document in stored.items():
             if not self._awaits_namespace(kind, document):
                 yield Delete(key)
+        for key in garbage.keys() - stored.keys():
+            yield Delete(key)
 
     def _diff_document(self, kind: Kind[Any], identity: _Identity) -> Iterator[Write]:
         """Writes for one document. A tenant-scoped one is looked for in every tenant, as it may have moved."""

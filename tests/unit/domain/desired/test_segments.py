@@ -33,7 +33,14 @@ NETWORK = model.Network(
     ipv6_subnet="2001:db8::/64",
     tags=model.NetworkTags(vlan=1, vni=7),
 )
-SERVICE = model.Service(tenant=BLUE, name=ServiceName("web"), network=NETWORK.name, vip="10.1.0.9")
+SERVICE = model.Service(
+    tenant=BLUE,
+    name=ServiceName("web"),
+    network=NETWORK.name,
+    selectors=("app=web",),
+    ports=("80:80:TCP",),
+    vip="10.1.0.9",
+)
 
 
 def address(text: str) -> Address:

@@ -28,6 +28,9 @@ class Busy:
 
 def plan_create(reading: ReadSet, wanted: model.Endpoint, *, busy: Busy) -> tuple[model.Endpoint, Transaction]:
     """The endpoint with its addresses, and its commit. An existing one is returned unchanged, with an empty plan."""
+    requested = ((4, wanted.ip_address, "IPAddress"), (6, wanted.ipv6_address, "IPv6Address"))
+    # Before the other checks, so that an error names the member as Contiv's request spells it.
+    asked_for = {family: parse_address(text, field=member, family=family) for family, text, member in requested if text}
     wanted = check(wanted)
     present = reading.get(kinds.ENDPOINT, *wanted.key)
     if present is not None:
@@ -43,14 +46,10 @@ def plan_create(reading: ReadSet, wanted: model.Endpoint, *, busy: Busy) -> tupl
     writes: list[Write] = []
     chosen: dict[int, Address] = {}
     holder = holder_of(kinds.ENDPOINT, wanted)
-    for family, asked, member in ((4, wanted.ip_address, "IPAddress"), (6, wanted.ipv6_address, "IPv6Address")):
+    for family, asked, member in requested:
         if not asked and ipam.subnet_of(network, family) is None:
             continue
-        address = (
-            parse_address(asked, field=member, family=family)
-            if asked
-            else _choose(reading, network, group, family=family, busy=busy)
-        )
+        address = asked_for.get(family) or _choose(reading, network, group, family=family, busy=busy)
         writes += ipam.claim(reading, network, group, address=address, holder=holder, field=member)
         chosen[family] = address
     endpoint = msgspec.structs.replace(

@@ -3,6 +3,9 @@
 A rule of direction `in` applies to flows to the members of every group that attaches its policy, `out` to flows from
 them. `from*` matches the source and `to*` the destination; fields given together must all match. A name that refers to
 nothing matches nothing (W23), in deny rules as in allow rules. A network stands for its subnets.
+
+A policy fails closed while its document, one of its rules or a network that they name is unreadable: nobody knows what
+it denied, so it denies everything to the groups that attach it.
 """
 
 from __future__ import annotations
@@ -47,6 +50,9 @@ class ContivCompiler:
         # Rules are cached: a policy with thousands of rules recompiles only the changed ones.
         self._compiled: dict[RuleKey, ir.FlowRule] = {}
         self._uncompiled: Multimap[PolicyKey, RuleKey] = Multimap()
+        # What is stored and unreadable: policies by the document at fault, and networks.
+        self._unreadable: Multimap[PolicyKey, tuple[str, ...]] = Multimap()
+        self._unreadable_networks: dict[NetworkKey, None] = {}
 
     def copy(self) -> Self:
         """Return an independent copy."""
@@ -133,12 +139,40 @@ class ContivCompiler:
             self._compiled.pop(rule, None)
             self._uncompiled.add(rule[:2], rule)
 
+    def set_unreadable(self, document: PolicyKey | RuleKey, *, unreadable: bool) -> set[PolicyKey]:
+        """Say whether a policy or rule document is stored and unreadable; the rest of it stays as it was put last."""
+        key = document[:2]
+        # Nearly always nothing changes, and a policy with thousands of rules must not be compiled twice.
+        if unreadable is (document in self._unreadable[key]):
+            return set()
+        (self._unreadable.add if unreadable else self._unreadable.discard)(key, document)
+        return {key}
+
+    def set_unreadable_network(self, key: NetworkKey, *, unreadable: bool) -> set[PolicyKey]:
+        """The same for a network, which its policies name."""
+        if unreadable is (key in self._unreadable_networks):
+            return set()
+        if unreadable:
+            self._unreadable_networks[key] = None
+        else:
+            self._unreadable_networks.pop(key, None)
+        return {rule[:2] for rule in self._rules_of_network[key]}
+
+    def _fails_closed(self, key: PolicyKey) -> bool:
+        if self._unreadable[key]:
+            return True
+        # Empty nearly always.
+        return any(rule[:2] == key for network in self._unreadable_networks for rule in self._rules_of_network[network])
+
     def compile(self, key: PolicyKey) -> ir.CompiledPolicy | None:
         """Return the compiled policy, or None if it does not exist."""
+        groups = sorted(self._groups_of_policy[key])
+        if self._fails_closed(key):
+            subjects = tuple(ir.GroupMembers(group.tenant, group.group) for group in groups)
+            return ir.CompiledPolicy(id=policy_id(key), subjects=subjects, rules=ir.deny_all(policy_id(key)))
         policy = self._policies.get(key)
         if policy is None:
             return None
-        groups = sorted(self._groups_of_policy[key])
         # A copy, because the loop empties the set.
         for rule in tuple(self._uncompiled[key]):
             self._compiled[rule] = self._compile_rule(self._rules[rule], audit=policy.audit)

@@ -46,10 +46,12 @@ from weft.domain.policy.model.rules import (
     CompiledPolicy,
     Direction,
     FlowRule,
+    GroupMembers,
     MemberSet,
     PolicyId,
     RuleSet,
     changed_rules,
+    deny_all,
 )
 
 # The objects that policy verdicts depend on.
@@ -292,6 +294,23 @@ class Engine:
 
     def remove_network(self, key: NetworkKey) -> Affected:
         return self._recompile(self._contiv.remove_network(key))
+
+    def set_unreadable(self, document: PolicyKey | RuleKey | GroupKey | NetworkKey, *, unreadable: bool) -> Affected:
+        """Deny everything to what an unreadable document governs, or stop doing so.
+
+        A policy, a rule or a network closes the policies concerned; a group closes its members.
+        """
+        if isinstance(document, NetworkKey):
+            return self._recompile(self._contiv.set_unreadable_network(document, unreadable=unreadable))
+        if not isinstance(document, GroupKey):
+            return self._recompile(self._contiv.set_unreadable(document, unreadable=unreadable))
+        name = PolicyId(f"contiv/{document.tenant}/group/{document.group}")
+        if not unreadable:
+            return self._put_policy(name, None)
+        # The group must exist to have members.
+        affected = self._affected_by(self._membership.put_group(document))
+        subjects = (GroupMembers(document.tenant, document.group),)
+        return affected | self._put_policy(name, CompiledPolicy(id=name, subjects=subjects, rules=deny_all(name)))
 
     @property
     def workloads(self) -> Mapping[IdentityKey, Identity]:

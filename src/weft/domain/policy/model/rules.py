@@ -193,6 +193,14 @@ OWN_HOST_ID = RuleId("weft/own-host")
 TENANTS_ID = RuleId("weft/tenants")
 
 
+def deny_all(name: str) -> tuple[FlowRule, ...]:
+    """The rules of a policy that cannot be read: they precede every other policy and deny both directions."""
+    return tuple(
+        FlowRule(id=RuleId(f"weft/unreadable/{name}"), tier=Tier.ADMIN, direction=direction, action=Action.DENY)
+        for direction in Direction
+    )
+
+
 def built_in(rule: RuleId, direction: Direction, action: Action) -> FlowRule:
     """Return a built-in rule."""
     # No policy outranks the built-in rules, except the default: every policy outranks that.
