@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from weft.adapters.stores.remote import open_store
+from weft.domain.lifecycle.node_permissions import MAX_STATUS
 from weft.drivers import SqliteStoreSettings
 from weft.drivers import open_store as open_any
 from weft.lab.servers.certificates import Authority
@@ -28,6 +29,7 @@ def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
 
 class TestRemoteOverSocket(StoreContract):
     root = OWN
+    largest = MAX_STATUS
 
     @pytest.fixture
     async def store(self, tmp_path: Path) -> AsyncIterator[Store]:
@@ -42,6 +44,7 @@ class TestRemoteOverSocket(StoreContract):
 
 class TestRemoteOverTls(StoreContract):
     root = OWN
+    largest = MAX_STATUS
 
     @pytest.fixture
     async def store(self, tmp_path: Path, authority: Authority) -> AsyncIterator[Store]:

@@ -134,8 +134,14 @@ def test_whatever_is_stored_the_cluster_is_what_a_fresh_listing_gives(steps: lis
             entries[key] = Entry(key, data, revision)
     fresh = Cluster()
     fresh.replace(Listing(tuple(entries[key] for key in sorted(entries)), len(steps)))
-    assert _content(cluster) == _content(fresh)
+    assert cluster.faults == fresh.faults
     assert cluster.faults.keys() <= entries.keys()
+    # Configuration that became unreadable keeps its last good value, which a fresh listing cannot know.
+    for key in fresh.faults:
+        cluster.drop(key)
+    for key in list(fresh.faults):
+        fresh.drop(key)
+    assert _content(cluster) == _content(fresh)
 
 
 def _content(cluster: Cluster) -> dict[str, object]:

@@ -146,7 +146,12 @@ def test_H2_a_document_of_a_newer_weft_is_never_replaced() -> None:
 @pytest.mark.parametrize("value", [policy(), rule("1"), network()])
 def test_H2_every_kind_is_validated(value: model.Value) -> None:
     kind = next(kind for kind in kinds.ALL if isinstance(value, kind.type))
-    bad = {"policy": {"name": "a b"}, "rule": {"port": -1}, "network": {"subnet": "10.0.0.0/99"}}[kind.name]
+    wrong: dict[str, dict[str, object]] = {
+        "policy": {"name": "a b"},
+        "rule": {"port": -1},
+        "network": {"subnet": "10.0.0.0/99"},
+    }
+    bad = wrong[kind.name]
     changed = msgspec.structs.replace(value, **bad)
     cluster = Cluster()
     cluster.put(kind.store_key(*kind.key_parts(changed)), codec.encode(changed), 2)

@@ -33,11 +33,13 @@ from weft.domain.desired.state import (
     remote_items_of,
 )
 from weft.domain.ids import NodeName, StoreKey, TenantName
-from weft.domain.store_keys import BlockKey, ObjectKey, parse_store_key
+from weft.domain.store_keys import AddressClaimKey, BlockKey, ObjectKey, parse_store_key
 from weft.domain.store_types import NEVER, Change, Listing, Revision
 
 # A change of one of these, or of an address block, may affect every state item of the node.
 _NODE_WIDE = (kinds.NETWORK, kinds.NODE, kinds.GLOBAL)
+
+_ENDPOINTS = kinds.ENDPOINT.store_prefix()
 
 _KeyParts = tuple[str, ...]
 
@@ -147,11 +149,13 @@ class DesiredState:
         exposed_before = self._services.exposed_tenants
         # Our own commits arrive before the watch delivers older revisions.
         self.revision = max(self.revision, change.revision)
+        # A claim changes with its endpoint. Alone, it may make or break the route of any endpoint.
+        with_endpoint = any(event.key.startswith(_ENDPOINTS) for event in change.events)
         for event in change.events:
             for feature in self._features:
                 feature.follow(event.key)
             parsed = parse_store_key(event.key)
-            if isinstance(parsed, BlockKey):
+            if isinstance(parsed, BlockKey) or (isinstance(parsed, AddressClaimKey) and not with_endpoint):
                 self._all_touched = True
             if not isinstance(parsed, ObjectKey):
                 continue

@@ -110,4 +110,7 @@ def remote_mac_of(cluster: Cluster, node: NodeName, endpoint: model.Endpoint) ->
     # The node may not have published its VTEP yet; a later event completes the entry.
     if tags is None or not vtep or not endpoint.addresses:
         return None
+    # An endpoint could take over any address by an entry of its own (H3).
+    if not ipam.has_its_addresses(cluster, endpoint):
+        return None
     return RemoteMac(endpoint.tenant, encap_id(tags), vtep, endpoint.mac_address, endpoint.addresses)

@@ -298,8 +298,12 @@ def remote_items_of(cluster: Cluster, node: NodeName, endpoint: model.Endpoint) 
     if endpoint.host == node or not vtep:
         return
     for address in endpoint.addresses:
+        in_own_block = _owner(cluster, stored.value, address) == endpoint.host
+        # A host route beats the route to a block: without a claim, an endpoint could take any address (H3).
+        if not in_own_block and not ipam.holds_claim(cluster, endpoint, address):
+            continue
         # The route to a block uses the network's tag; an endpoint whose group has its own tag needs a host route.
-        if tags != stored.value.tags or _owner(cluster, stored.value, address) != endpoint.host:
+        if tags != stored.value.tags or not in_own_block:
             prefix = Prefix(address.family, address.number, BITS[address.family])
             yield RemoteRoute(endpoint.tenant, prefix, encap_id(tags), vtep)
 

@@ -1,22 +1,42 @@
 """What a node may write through the remote store: only what belongs to it, before the commit and after it.
 
 - its document `nodes/<name>`, its leased key `alive/nodes/<name>`, all under `status/nodes/<name>/`;
-- endpoints that run on it: an endpoint never moves to or from another node this way;
+- endpoints that run on it: an endpoint never moves to or from another node this way. Each address of an endpoint lies
+  in a block of the node, or the endpoint holds the claim of it, after the same commit (H3);
 - address claims held by its endpoints, or reserved ahead for an endpoint that is still to be created;
 - blocks it owns; a block without an owner it may take for itself, or make shared.
+
+Every document must be valid by the rules of REST, and of bounded size (H2, M3).
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
+import msgspec
+
 from weft.domain import codec, kinds
-from weft.domain.errors import Denied
+from weft.domain.addresses import Address, address_hex
+from weft.domain.errors import Denied, Invalid, Malformed, Unavailable
 from weft.domain.ids import NodeName, StoreKey, store_key
-from weft.domain.ipam.ipam import RESERVED
-from weft.domain.model import Block, Claim, Endpoint, Node, SyncStatus
-from weft.domain.store_keys import AddressClaimKey, AliveKey, AppliedKey, BlockKey, ObjectKey, parse_store_key
+from weft.domain.ipam.ipam import BLOCK_SIZE, RESERVED
+from weft.domain.model import Block, Claim, Endpoint
+from weft.domain.store_documents import UNREADABLE_BLOCK, UNREADABLE_CLAIM, decode_stored
+from weft.domain.store_keys import (
+    AddressClaimKey,
+    AliveKey,
+    AppliedKey,
+    BlockKey,
+    ObjectKey,
+    ParsedKey,
+    parse_store_key,
+)
 from weft.domain.store_types import Delete, DeleteAll, Put, Write
+
+# Bytes of a value that a node may write: all masters and agents keep it in memory, and its history too.
+MAX_STATUS = 64 << 10
+MAX_ALIVE = 1 << 10
+MAX_DOCUMENT = 256 << 10
 
 # The present values of keys; None for a key that does not exist.
 Present = Mapping[StoreKey, bytes | None]
@@ -41,14 +61,66 @@ def _required_keys(write: Write, present: Present) -> Iterator[StoreKey]:
     if isinstance(write, DeleteAll):
         return
     match parse_store_key(write.key):
-        case BlockKey() | ObjectKey(kinds.ENDPOINT):
+        case BlockKey():
             yield write.key
+        case ObjectKey(kinds.ENDPOINT):
+            yield write.key
+            if isinstance(write, Put) and write.key in present:
+                for address in _new_addresses(write, present[write.key]):
+                    yield _claim_key(write.key, address)
+                    yield _block_key(write.key, address)
         case AddressClaimKey():
             yield write.key
             for document in (present.get(write.key), write.value if isinstance(write, Put) else None):
-                endpoint = None if document is None else _endpoint_of(codec.decode(Claim, document))
+                endpoint = None if document is None else _endpoint_of(_claim(document))
                 if endpoint is not None:
                     yield endpoint
+
+
+def _claim(document: bytes) -> Claim:
+    """A stored claim. One that cannot be read is held by nobody, so that no node may take it."""
+    try:
+        return codec.decode(Claim, document)
+    except (Invalid, Unavailable):
+        return UNREADABLE_CLAIM
+
+
+def _block(document: bytes) -> Block:
+    try:
+        return codec.decode(Block, document)
+    except (Invalid, Unavailable):
+        return UNREADABLE_BLOCK
+
+
+def _endpoint(document: bytes | None) -> Endpoint | None:
+    """A stored endpoint. One that cannot be read is absent: its node may write it again."""
+    try:
+        return None if document is None else codec.decode(Endpoint, document)
+    except Invalid:
+        return None
+
+
+def _new_addresses(put: Put, before: bytes | None) -> list[Address]:
+    """The addresses of a written endpoint that it does not have yet. Those it has were proved when it got them."""
+    known = _endpoint(before)
+    had = {known.ip_address, known.ipv6_address} if known else set()
+    after = codec.decode(Endpoint, put.value)
+    fresh = msgspec.structs.replace(
+        after, **{name: "" for name in ("ip_address", "ipv6_address") if getattr(after, name) in had}
+    )
+    return list(fresh.addresses)
+
+
+def _claim_key(endpoint: StoreKey, address: Address) -> StoreKey:
+    _, tenant, network, _ = endpoint.split("/")
+    return StoreKey(kinds.address_claims(tenant, network) + address_hex(address))
+
+
+def _block_key(endpoint: StoreKey, address: Address) -> StoreKey:
+    # A subnet with blocks has at least 1,024 addresses, so that its base, and each of its blocks, is aligned.
+    _, tenant, network, _ = endpoint.split("/")
+    first = Address(address.family, address.number - address.number % BLOCK_SIZE)
+    return StoreKey(kinds.blocks_of(tenant, network) + address_hex(first))
 
 
 def _endpoint_of(claim: Claim) -> StoreKey | None:
@@ -57,6 +129,21 @@ def _endpoint_of(claim: Claim) -> StoreKey | None:
         case [kind, tenant, network, endpoint] if kind == _ENDPOINT_HOLDER:
             return kinds.ENDPOINT.store_key(tenant, network, endpoint)
     return None
+
+
+def _check_document(parsed: ParsedKey, put: Put) -> None:
+    """`Invalid` unless every reader of the store accepts the document."""
+    size, most = len(put.value), MAX_DOCUMENT
+    if isinstance(parsed, AliveKey):
+        most = MAX_ALIVE
+    elif put.key.startswith(f"{kinds.STATUS}/"):
+        most = MAX_STATUS
+    if size > most:
+        raise Invalid(f"{put.key[:200]!r} has {size} bytes: a node may write {most} there", field="value")
+    try:
+        decode_stored(parsed, put.value)
+    except ValueError as error:
+        raise Malformed(f"{put.key[:200]!r} cannot be read: {error}", field="value") from error
 
 
 class _OwnershipCheck:
@@ -72,17 +159,56 @@ class _OwnershipCheck:
             # `status_prefix` ends with a slash: without it node n1 could delete the status of n10.
             if not write.prefix.startswith(kinds.status_prefix(self._node)):
                 raise Denied(f"node {self._node} may delete by prefix only its own status, not {write.prefix!r}")
-        elif not self._is_own(write):
+            return
+        parsed = parse_store_key(write.key)
+        if not self._is_own(parsed, write):
             raise Denied(f"node {self._node} may not write {write.key!r}: it belongs to another owner")
+        if isinstance(write, Put):
+            _check_document(parsed, write)
+            if isinstance(parsed, ObjectKey) and parsed.kind is kinds.ENDPOINT:
+                self._check_addresses(write)
+        elif isinstance(parsed, AddressClaimKey):
+            self._check_unused(write.key, parsed.address)
 
-    def _is_own(self, write: Put | Delete) -> bool:
-        match parse_store_key(write.key):
+    def _check_addresses(self, put: Put) -> None:
+        """`Denied` unless the endpoint may have its addresses: others route to them because of it."""
+        for address in _new_addresses(put, self._present[put.key]):
+            if self._block_owner(_block_key(put.key, address)) == self._node:
+                continue
+            claim = self._after(_claim_key(put.key, address))
+            if claim is None or _endpoint_of(_claim(claim)) != put.key:
+                raise Denied(
+                    f"node {self._node} may not publish {put.key!r} with address {address}: it is in no block of the "
+                    "node, and the endpoint holds no claim of it"
+                )
+
+    def _check_unused(self, claim: StoreKey, address: Address) -> None:
+        """`Denied` if an endpoint keeps the address whose claim is deleted: somebody else could get it too."""
+        document = self._present[claim]
+        endpoint = None if document is None else _endpoint_of(_claim(document))
+        after = None if endpoint is None else _endpoint(self._after(endpoint))
+        if after is not None and address in after.addresses:
+            raise Denied(f"node {self._node} may not release {address}: {endpoint!r} still has it")
+
+    def _block_owner(self, block: StoreKey) -> str:
+        document = self._after(block)
+        return "" if document is None else _block(document).owner
+
+    def _after(self, key: StoreKey) -> bytes | None:
+        """The value of a key after the commit."""
+        written = self._written.get(key)
+        if written is None:
+            return self._present.get(key)
+        return written.value if isinstance(written, Put) else None
+
+    def _is_own(self, parsed: ParsedKey, write: Put | Delete) -> bool:
+        match parsed:
             case AppliedKey(node):
-                return node == self._node and (isinstance(write, Delete) or self._is_sync_status(write))
+                return node == self._node
             case AliveKey("nodes", name):
                 return name == self._node
             case ObjectKey(kinds.NODE, (name,)):
-                return name == self._node and (isinstance(write, Delete) or self._names_itself(write))
+                return name == self._node
             case ObjectKey(kinds.ENDPOINT):
                 # Before and after: a node can neither take over nor hand over an endpoint.
                 return self._ran_here(write.key) is not False and self._runs_here(write.key) is not False
@@ -92,17 +218,10 @@ class _OwnershipCheck:
                 return self._may_have_block(write)
         return write.key.startswith(kinds.status_prefix(self._node))
 
-    def _is_sync_status(self, put: Put) -> bool:
-        """`Malformed` when it cannot be decoded: masters read it."""
-        return bool(codec.decode(SyncStatus, put.value))
-
-    def _names_itself(self, put: Put) -> bool:
-        return codec.decode(Node, put.value).name == self._node
-
     def _ran_here(self, endpoint: StoreKey) -> bool | None:
         """Whether the endpoint is on this node before the commit; None if it does not exist."""
-        document = self._present[endpoint]
-        return None if document is None else codec.decode(Endpoint, document).host == self._node
+        before = _endpoint(self._present[endpoint])
+        return None if before is None else before.host == self._node
 
     def _runs_here(self, endpoint: StoreKey) -> bool | None:
         """Whether the endpoint is on this node after the commit, under its own key; None if it does not exist."""
@@ -117,7 +236,7 @@ class _OwnershipCheck:
 
     def _may_claim(self, write: Put | Delete, *, prefix: StoreKey) -> bool:
         document = self._present[write.key]
-        before = None if document is None else codec.decode(Claim, document)
+        before = None if document is None else _claim(document)
         if isinstance(write, Delete):
             return before is None or self._held_before(before)
         # A reservation may be taken over by any node: the endpoint it was made for may start anywhere.
@@ -132,7 +251,7 @@ class _OwnershipCheck:
 
     def _may_have_block(self, write: Put | Delete) -> bool:
         document = self._present[write.key]
-        before = None if document is None else codec.decode(Block, document).owner
+        before = None if document is None else _block(document).owner
         if isinstance(write, Delete):
             return before is None or before == self._node
         after = codec.decode(Block, write.value).owner

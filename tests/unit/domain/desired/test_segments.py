@@ -21,6 +21,8 @@ from weft.domain.desired.state import (
     rank,
 )
 from weft.domain.ids import EndpointId, GroupName, NetworkName, NodeName, ServiceName, StoreKey, TenantName
+from weft.domain.ipam import ipam
+from weft.domain.transaction import holder_of, put_claim
 
 BLUE = TenantName("blue")
 HERE, THERE = NodeName("here"), NodeName("there")
@@ -69,6 +71,9 @@ def cluster_of(*endpoints: model.Endpoint, fwd_mode: model.FwdMode = "bridge", a
     cluster.put(kinds.SERVICE.store_key(BLUE, SERVICE.name), codec.encode(SERVICE), 1)
     for each in endpoints:
         cluster.put(kinds.ENDPOINT.store_key(*each.key), codec.encode(each), 1)
+        for claimed in each.addresses:
+            claim = put_claim(ipam.claim_key(NETWORK, claimed), holder_of(kinds.ENDPOINT, each))
+            cluster.put(claim.key, claim.value, 1)
     assert not cluster.faults
     return cluster
 
@@ -104,6 +109,13 @@ def test_where_nodes_route_there_are_no_segments() -> None:
     assert any(isinstance(part, RemoteRoute) for part in found)
     assert Gateway(BLUE, address("10.1.0.1")) in found
     assert segment_id_of(cluster, NETWORK.tags) == 0
+
+
+def test_H3_an_endpoint_without_block_or_claim_gets_no_fdb_entry() -> None:
+    far = endpoint("far", THERE, "10.1.0.5")
+    cluster = cluster_of(far)
+    cluster.drop(ipam.claim_key(NETWORK, far.addresses[0]))
+    assert not any(isinstance(part, RemoteMac) for part in plan_node_state(cluster, HERE, [BLUE]))
 
 
 @pytest.mark.parametrize(

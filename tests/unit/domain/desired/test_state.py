@@ -34,6 +34,8 @@ from weft.domain.ids import (
     StoreKey,
     TenantName,
 )
+from weft.domain.ipam import ipam
+from weft.domain.transaction import holder_of, put_claim
 
 BLUE = TenantName("blue")
 HERE, THERE = NodeName("here"), NodeName("there")
@@ -64,13 +66,16 @@ def endpoint(name: str, host: str, v4: str, v6: str = "") -> model.Endpoint:
     )
 
 
-def cluster_of(*endpoints: model.Endpoint, blocks: dict[str, str] | None = None) -> Cluster:
+def cluster_of(*endpoints: model.Endpoint, blocks: dict[str, str] | None = None, has_claims: bool = True) -> Cluster:
     cluster = Cluster()
     for node, vtep in ((HERE, "192.0.2.1"), (THERE, "192.0.2.2")):
         cluster.put(kinds.NODE.store_key(node), codec.encode(model.Node(name=node, vtep_ip=vtep)), 1)
     cluster.put(kinds.NETWORK.store_key(BLUE, NETWORK.name), codec.encode(NETWORK), 1)
     for each in endpoints:
         cluster.put(kinds.ENDPOINT.store_key(*each.key), codec.encode(each), 1)
+        for claimed in each.addresses if has_claims else ():
+            claim = put_claim(ipam.claim_key(NETWORK, claimed), holder_of(kinds.ENDPOINT, each))
+            cluster.put(claim.key, claim.value, 1)
     for first, owner in (blocks or {}).items():
         key = StoreKey(kinds.blocks_of(BLUE, NETWORK.name) + address_hex(address(first)))
         cluster.put(key, codec.encode(model.Block(owner=owner)), 1)
@@ -103,10 +108,22 @@ def test_a_nodes_block_is_one_route_whatever_is_in_it() -> None:
 
 
 def test_an_address_in_another_nodes_block_has_a_route_of_its_own() -> None:
-    """It was given out before the block changed hands, or by an operator: the longer prefix wins."""
+    """It was claimed before the block changed hands, or by an operator: the longer prefix wins."""
     stray = endpoint("e", THERE, "10.1.255.200")
     view = plan_node_state(cluster_of(stray, blocks={"10.1.255.192": HERE}), HERE, [BLUE])
     assert RemoteRoute(BLUE, Prefix(4, address("10.1.255.200").number, 32), 7, "192.0.2.2") in view
+
+
+@pytest.mark.parametrize("blocks", [{}, {"10.1.255.192": HERE}, {"10.1.255.192": "third"}])
+def test_H3_an_endpoint_without_block_or_claim_gets_no_route(blocks: dict[str, str]) -> None:
+    """A host route to it would beat the route of the owner's block: any node could take over any address."""
+    thief = endpoint("e", THERE, "10.1.255.200", "2001:db8::7")
+    view = plan_node_state(cluster_of(thief, blocks=blocks, has_claims=False), HERE, [BLUE])
+    assert not [part for part in view if isinstance(part, RemoteRoute)]
+    owner = endpoint("owner", HERE, "10.1.255.200", "2001:db8::7")
+    cluster = cluster_of(owner, blocks=blocks)
+    cluster.put(kinds.ENDPOINT.store_key(*thief.key), codec.encode(thief), 2)
+    assert not [part for part in plan_node_state(cluster, HERE, [BLUE]) if isinstance(part, RemoteRoute)]
 
 
 def test_our_own_endpoints_and_blocks_are_no_remotes() -> None:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 
 from weft.domain import codec
-from weft.domain.errors import Denied, Malformed
+from weft.domain.errors import Denied, Invalid, Malformed
 from weft.domain.ids import EndpointId, NetworkName, NodeName, StoreKey, TenantName
-from weft.domain.lifecycle.node_permissions import check_ownership, missing_keys
+from weft.domain.lifecycle.node_permissions import MAX_ALIVE, MAX_STATUS, check_ownership, missing_keys
 from weft.domain.model import Block, Claim, Endpoint, Node, SyncStatus, Tenant, Value
 from weft.domain.store_types import Delete, DeleteAll, Put, Write
 
@@ -64,7 +65,8 @@ class TestItself:
         assert not world().allows(put(f"{folder}/{ME}/x", Node(name=ME)))
 
     def test_its_document_must_name_itself(self) -> None:
-        assert not world().allows(put(f"nodes/{ME}", Node(name=OTHER)))
+        with pytest.raises(Malformed, match=OTHER):
+            world().allows(put(f"nodes/{ME}", Node(name=OTHER)))
         with pytest.raises(Malformed):
             world().allows(Put(key(f"nodes/{ME}"), b"not a document"))
 
@@ -175,3 +177,58 @@ class TestBlocks:
 
 def test_one_foreign_write_spoils_the_commit() -> None:
     assert not world().allows(put(E, endpoint(ME)), put(C, claim()), Delete(key("leader")))
+
+
+class TestAddresses:
+    """H3: a node gets no address by publishing an endpoint; others would route to it."""
+
+    A = "10.0.0.1"
+    MINE = msgspec.structs.replace(endpoint(ME), ip_address=A)
+
+    def test_H3_an_address_without_block_or_claim_is_refused(self) -> None:
+        assert not world().allows(put(E, self.MINE))
+        assert not world(e=endpoint(ME)).allows(put(E, self.MINE)), "also by a change of an endpoint of its own"
+        v6 = msgspec.structs.replace(endpoint(ME), ipv6_address="fd00::1")
+        assert not world().allows(put(E, v6))
+
+    def test_H3_an_address_of_a_foreign_block_or_claim_is_refused(self) -> None:
+        block = {key("blocks/red/blue/0a000000"): codec.encode(Block(owner=OTHER))}
+        assert not World(block).allows(put(E, self.MINE))
+        assert not world(c=claim("other")).allows(put(E, self.MINE))
+        reserved = {key(C): codec.encode(Claim(holder="reserved:red:blue"))}
+        assert not World(reserved).allows(put(E, self.MINE)), "reserved, and not taken over in this commit"
+        garbage = {key(C): b"garbage", key("blocks/red/blue/0a000000"): b"garbage"}
+        assert not World(garbage).allows(put(E, self.MINE))
+        assert not World(garbage).allows(put(E, self.MINE), put(C, claim()))
+
+    def test_an_address_of_an_own_block_or_claim_is_allowed(self) -> None:
+        block = {key("blocks/red/blue/0a000000"): codec.encode(Block(owner=ME))}
+        assert World(block).allows(put(E, self.MINE))
+        assert world().allows(put("blocks/red/blue/0a000000", Block(owner=ME)), put(E, self.MINE))
+        assert world().allows(put(C, claim()), put(E, self.MINE))
+        assert world(e=self.MINE, c=claim()).allows(put(E, msgspec.structs.replace(self.MINE, labels={"a": "b"})))
+
+    def test_H3_a_claim_is_not_released_under_an_endpoint_that_keeps_its_address(self) -> None:
+        assert not world(e=self.MINE, c=claim()).allows(Delete(key(C)))
+        assert world(e=self.MINE, c=claim()).allows(Delete(key(C)), Delete(key(E)))
+
+    def test_an_endpoint_that_cannot_be_read_may_be_written_again(self) -> None:
+        block = {key("blocks/red/blue/0a000000"): codec.encode(Block(owner=ME)), key(E): b"garbage"}
+        assert World(block).allows(put(E, self.MINE))
+
+
+@pytest.mark.parametrize(
+    "write",
+    [
+        put(E, msgspec.structs.replace(endpoint(ME), ip_address="garbage")),
+        put(E, msgspec.structs.replace(endpoint(ME), mac_address="zz")),
+        put(f"nodes/{ME}", Node(name=ME, vtep_ip="garbage")),
+        put(f"status/nodes/{ME}/applied", SyncStatus(revision=-1)),
+        Put(key(f"status/nodes/{ME}/x"), bytes(MAX_STATUS + 1)),
+        Put(key(f"alive/nodes/{ME}"), bytes(MAX_ALIVE + 1)),
+        put(f"nodes/{ME}", Node(name=ME, version="x" * 3000)),
+    ],
+)
+def test_H2_what_a_node_writes_is_validated_as_what_a_user_writes(write: Write) -> None:
+    with pytest.raises(Invalid):
+        world().allows(write)
