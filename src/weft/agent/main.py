@@ -39,7 +39,8 @@ from weft.cni.chains import Chains
 from weft.cni.install import NAMES
 from weft.domain import model
 from weft.domain.cluster import Cluster
-from weft.domain.errors import DatapathFault, Unavailable, WeftError
+from weft.domain.errors import Conflict, DatapathFault, Unavailable, WeftError
+from weft.domain.lifecycle.store_format import check_format
 from weft.domain.store_types import NEVER
 from weft.drivers import (
     DatapathSettings,
@@ -264,6 +265,10 @@ class Agent:
     async def _restore_and_follow(self) -> None:
         await self._wait_for_store()
         backoff = Backoff(cap=10.0)
+        # Read as another format the store would lack state, and the node would lose its ports. DEL is served meanwhile.
+        while (fault := _format_fault(self._cluster)) is not None:
+            log.error("the store has another format", reason=fault)
+            await backoff.pause()
         while not await self._is_restored():
             await backoff.pause()
         # Only now ADD is served: before, an address might be given to two endpoints, and policy would be missing.
@@ -351,6 +356,14 @@ class Agent:
                 await self._attachments.evict()
             except DatapathFault as error:
                 log.error("endpoint removal failed", reason=error.message)
+
+
+def _format_fault(cluster: Cluster) -> str | None:
+    try:
+        check_format(cluster)
+    except Conflict as error:
+        return error.message
+    return None
 
 
 def _datapath_settings(settings: AgentSettings) -> DatapathSettings:

@@ -34,6 +34,7 @@ from weft.master.control.control import ControlPlane, bootstrap
 from weft.master.control.kube_sync import KubePurge, run_kube_sync, warn_of_leftovers
 from weft.master.control.node_gc import run_node_gc
 from weft.master.metrics import Metrics
+from weft.master.nodes.node_quota import NodeQuotas
 from weft.master.nodes.store_server import STORE_LIMITS, serving_store
 from weft.master.settings import MasterSettings, read_master_settings
 from weft.ports.store import Store
@@ -73,13 +74,14 @@ class Netmaster:
         self._cluster = Cluster()
         self._policy = PolicyView(self._cluster)
         self._unreadable = UnreadableKeys(self._cluster)
-        self._mirror = Mirror(store, self._policy, self._unreadable)
+        self._quotas = NodeQuotas(self._cluster)
+        self._mirror = Mirror(store, self._policy, self._unreadable, self._quotas)
         self._control = ControlPlane(
             store=store, cluster=self._cluster, mirror=self._mirror, fence=self._fence, step_down=self._step_down
         )
         self._orchestrator = find_orchestrator(settings.kubernetes) if settings.kubernetes else None
         self._sync_wait = SyncWait(store, self._cluster, self._mirror)
-        self._metrics = Metrics(self._unreadable)
+        self._metrics = Metrics(self._unreadable, self._quotas)
         self._open_files = raise_open_files()
         self._leadership: Leadership | None = None
         # Set once a new leader has caught up and bootstrapped; before that it must not serve writes.
@@ -176,7 +178,14 @@ class Netmaster:
         limits = replace(STORE_LIMITS, connections=settings.max_connections, rate=settings.request_rate)
         guard = self._guard("store", limits)
         await stack.enter_async_context(
-            serving_store(self._store, unix=settings.store_socket, addresses=addresses, tls=tls, guard=guard)
+            serving_store(
+                self._store,
+                unix=settings.store_socket,
+                addresses=addresses,
+                tls=tls,
+                guard=guard,
+                quotas=self._quotas,
+            )
         )
 
     async def _serve_enrollment(

@@ -45,6 +45,9 @@ _VERSION = 2
 # 0 is NEVER.
 _FIRST_REVISION = 1
 _HISTORY_PAGE = 500
+# Bytes of history in one page for a watcher, and in the log table: large values must fill neither memory nor disk (M3).
+_PAGE_BYTES = 4 << 20
+HISTORY_BYTES = 64 << 20
 
 # WITHOUT ROWID: the key is the B-tree, so that a listing by prefix is one range scan.
 _SCHEMA = f"""
@@ -79,9 +82,10 @@ def _after_prefix(prefix: StoreKey) -> str:
 class StoreFile:
     """An open store file, locked against every other process."""
 
-    def __init__(self, path: Path, *, history: int) -> None:
+    def __init__(self, path: Path, *, history: int, history_bytes: int = HISTORY_BYTES) -> None:
         self._path = path
         self.history = history
+        self._history_bytes = history_bytes
         self._undo = ExitStack()
         with _sqlite_errors(path), ExitStack() as undo:
             # The lock comes first and is released last.
@@ -90,6 +94,7 @@ class StoreFile:
             self._sql = _connect(path)
             undo.callback(self._sql.close)
             self.revision, self._oldest = self._read_extent()
+            (self.log_bytes,) = self._sql.execute("SELECT coalesce(sum(length(events)), 0) FROM log").fetchone()
             self._undo = undo.pop_all()
 
     def close(self) -> None:
@@ -119,7 +124,15 @@ class StoreFile:
             rows = self._sql.execute(
                 "SELECT revision, events FROM log WHERE revision > ? ORDER BY revision LIMIT ?", (since, _HISTORY_PAGE)
             )
-            return [Change(revision, _decode_events(events)) for revision, events in rows]
+            page: list[Change] = []
+            size = 0
+            # At least one change: a watcher must get on, however large it is.
+            for revision, events in rows:
+                page.append(Change(revision, _decode_events(events)))
+                size += len(events)
+                if size >= _PAGE_BYTES:
+                    break
+            return page
 
     def leases(self) -> Sequence[tuple[LeaseId, float]]:
         """The live leases with their time to live."""
@@ -142,24 +155,37 @@ class StoreFile:
                         results.append(step(transaction))
                     except WeftError as error:
                         results.append(error)
-                oldest = self._compact(transaction.revision)
+                oldest, log_bytes = self._compact(transaction.revision, self.log_bytes + transaction.log_bytes)
                 self._sql.execute("COMMIT")
             except BaseException:
                 # SQLite itself has rolled back already after some errors, such as a full disk.
                 with suppress(sqlite3.OperationalError):
                     self._sql.execute("ROLLBACK")
                 raise
-        self.revision, self._oldest = transaction.revision, oldest
+        self.revision, self._oldest, self.log_bytes = transaction.revision, oldest, log_bytes
         return results, transaction.changes
 
-    def _compact(self, revision: Revision) -> Revision:
-        """Delete history beyond the limit; returns the revision before the oldest that is left."""
+    def _compact(self, revision: Revision, size: int) -> tuple[Revision, int]:
+        """Delete history beyond the limits; returns the revision before the oldest that is left, and the bytes left."""
+        oldest = self._oldest
         # An eighth at a time: a deletion in every transaction would double its cost.
-        if revision - self._oldest <= self.history + self.history // 8:
-            return self._oldest
-        oldest = revision - self.history
+        if revision - oldest > self.history + self.history // 8:
+            oldest = revision - self.history
+        freed = 0
+        if size > self._history_bytes + self._history_bytes // 8:
+            rows = self._sql.execute("SELECT revision, length(events) FROM log ORDER BY revision")
+            # The last revision stays: the store's revision is read from it.
+            for each, length in rows:
+                if size - freed <= self._history_bytes or each >= revision:
+                    break
+                oldest, freed = max(oldest, each), freed + length
+        if oldest == self._oldest:
+            return oldest, size
+        (deleted,) = self._sql.execute(
+            "SELECT coalesce(sum(length(events)), 0) FROM log WHERE revision <= ?", (oldest,)
+        ).fetchone()
         self._sql.execute("DELETE FROM log WHERE revision <= ?", (oldest,))
-        return oldest
+        return oldest, size - deleted
 
     def _read_extent(self) -> tuple[Revision, Revision]:
         first, last = self._sql.execute("SELECT min(revision), max(revision) FROM log").fetchone()
@@ -173,6 +199,8 @@ class Transaction:
         self._sql = sql
         self.revision = revision
         self.changes: list[Change] = []
+        # Bytes that its steps have added to the log.
+        self.log_bytes = 0
 
     def commit(self, compares: Sequence[Compare], writes: Sequence[Write]) -> Revision:
         for compare in compares:
@@ -233,7 +261,9 @@ class Transaction:
                     )
                     events.extend(Event(StoreKey(key), None) for (key,) in rows.fetchall())
         if events:
-            self._sql.execute("INSERT INTO log VALUES (?, ?)", (revision, _encode_events(events)))
+            encoded = _encode_events(events)
+            self._sql.execute("INSERT INTO log VALUES (?, ?)", (revision, encoded))
+            self.log_bytes += len(encoded)
             self.changes.append(Change(revision, tuple(events)))
             self.revision = revision
         return self.revision

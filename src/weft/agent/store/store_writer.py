@@ -18,9 +18,12 @@ from weft.domain.errors import Denied, Invalid, Stale, Unavailable, WeftError
 from weft.domain.store_types import NEVER, RevisionEquals
 from weft.domain.transaction import ReadSet, Transaction
 from weft.ports.store import Store
+from weft.runtime.logs import Log
 from weft.runtime.store.commit_loop import CommitLoop, Plan, TooManyConflicts, own_events
 from weft.runtime.store.commit_merge import Commit, mergeable, merged
 from weft.runtime.store.mirror import Mirror
+
+log = Log("store-writer")
 
 R = TypeVar("R")
 
@@ -127,7 +130,11 @@ class StoreWriter:
         loop = CommitLoop(cluster=self._cluster, mirror=self._mirror, commit=partial(self._commit, fence=fence))
         try:
             result = await loop.run(plan)
-        except (Denied, Invalid, TooManyConflicts) as error:
+        except Denied as error:
+            # Refused for now, such as by a quota: the callers keep their records and try again.
+            log.warning("write refused", reason=error.message)
+            pending.reject(Unavailable(f"the store refused it: {error.message}"))
+        except (Invalid, TooManyConflicts) as error:
             pending.reject(error)
         else:
             if isinstance(result, WeftError):

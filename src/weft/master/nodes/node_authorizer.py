@@ -13,6 +13,7 @@ from weft.domain.ids import NodeName, StoreKey
 from weft.domain.kinds import ALIVE
 from weft.domain.lifecycle.node_permissions import check_ownership, missing_keys
 from weft.domain.store_types import NEVER, Compare, LeaseId, Put, Revision, RevisionEquals, Write
+from weft.master.nodes.node_quota import NodeQuotas
 from weft.ports.store import Entry, Store
 from weft.runtime.store.commit_loop import retry_stale
 
@@ -31,11 +32,14 @@ def lease_key(lease: LeaseId) -> StoreKey:
 class NodeAuthorizer:
     """The writing half of `ports.store` for one node; `Denied` for keys and leases that it does not own."""
 
-    def __init__(self, store: Store, node: NodeName) -> None:
+    def __init__(self, store: Store, node: NodeName, *, quotas: NodeQuotas | None = None) -> None:
         self._store = store
         self._node = node
+        self._quotas = quotas
 
     async def commit(self, compares: Sequence[Compare], writes: Sequence[Write]) -> Revision:
+        if self._quotas is not None:
+            self._quotas.check(self._node, writes)
         for lease in {write.lease for write in writes if isinstance(write, Put) and write.lease is not None}:
             await self._check_lease(lease)
         seen = await self._check_ownership(compares, writes)

@@ -22,6 +22,7 @@ from weft.domain.errors import Denied, Invalid, Malformed, WeftError
 from weft.domain.ids import MAX_LONG_NAME, NodeName, StoreKey, check_name
 from weft.domain.store_types import DeleteAll, LeaseId, PrefixUnchangedSince, Revision
 from weft.master.nodes.node_authorizer import NodeAuthorizer
+from weft.master.nodes.node_quota import NodeQuotas
 from weft.ports.store import Entry, Listing, Store
 from weft.runtime.admission import Guard, Limits
 from weft.runtime.backoff import Backoff
@@ -52,9 +53,10 @@ _STALLED_S = 30.0
 class StoreServer:
     """The HTTP application; `runtime.store.wire` defines its calls."""
 
-    def __init__(self, store: Store, guard: Guard) -> None:
+    def __init__(self, store: Store, guard: Guard, *, quotas: NodeQuotas | None = None) -> None:
         self._store = store
         self._guard = guard
+        self._quotas = quotas
         self._watchers: set[asyncio.Task[object]] = set()
 
     def app(self) -> web.Application:
@@ -87,18 +89,18 @@ class StoreServer:
             _checked(operation.prefix if isinstance(operation, PrefixUnchangedSince | DeleteAll) else operation.key)
         for compare in request.compares:
             _check_revision(compare.since if isinstance(compare, PrefixUnchangedSince) else compare.revision)
-        return await NodeAuthorizer(self._store, node).commit(request.compares, request.writes)
+        return await NodeAuthorizer(self._store, node, quotas=self._quotas).commit(request.compares, request.writes)
 
     async def _grant(self, node: NodeName, request: wire.GrantRequest) -> LeaseId:
         if not 0 < request.ttl <= MAX_TTL:
             raise Invalid(f"the TTL of a lease is at most {MAX_TTL:.0f} s, not {request.ttl}", field="ttl")
-        return await NodeAuthorizer(self._store, node).grant(request.ttl)
+        return await NodeAuthorizer(self._store, node, quotas=self._quotas).grant(request.ttl)
 
     async def _keep_alive(self, node: NodeName, request: wire.LeaseRequest) -> None:
-        await NodeAuthorizer(self._store, node).keep_alive(request.lease)
+        await NodeAuthorizer(self._store, node, quotas=self._quotas).keep_alive(request.lease)
 
     async def _revoke(self, node: NodeName, request: wire.LeaseRequest) -> None:
-        await NodeAuthorizer(self._store, node).revoke(request.lease)
+        await NodeAuthorizer(self._store, node, quotas=self._quotas).revoke(request.lease)
 
     async def _watch(self, request: web.Request) -> web.StreamResponse:
         authenticate_node(request)
@@ -142,6 +144,7 @@ async def serving_store(
     tls: Tls = None,
     guard: Guard | None = None,
     grace: float = 2.0,
+    quotas: NodeQuotas | None = None,
 ) -> AsyncIterator[None]:
     """Serve the store while the block runs: on a unix socket that only our user may open, and on TCP with mutual TLS.
 
@@ -151,7 +154,8 @@ async def serving_store(
     if addresses and not required:
         raise Invalid("the store is served on TCP only with TLS that requires client certificates")
     guard = guard or Guard("store", STORE_LIMITS)
-    async with serving(StoreServer(store, guard).app(), addresses, tls=tls, guard=guard, unix=unix, grace=grace):
+    app = StoreServer(store, guard, quotas=quotas).app()
+    async with serving(app, addresses, tls=tls, guard=guard, unix=unix, grace=grace):
         yield
 
 

@@ -11,6 +11,13 @@ from weft.domain.errors import Compacted, Unavailable
 from weft.domain.ids import StoreKey
 from weft.ports.store import Change, Revision
 
+# Bytes of values that a feed keeps in memory.
+RECENT_BYTES = 16 << 20
+
+
+def _size(change: Change) -> int:
+    return sum(len(event.key) + len(event.value or b"") for event in change.events)
+
 
 def filter_change(change: Change, prefix: StoreKey) -> Change | None:
     """The events of a change under the prefix; None if there are none."""
@@ -38,11 +45,15 @@ class Feed:
         *,
         revision: Revision,
         keep: int,
+        keep_bytes: int = RECENT_BYTES,
         older: Callable[[Revision], Awaitable[Sequence[Change]]] = no_older_changes,
     ) -> None:
         self.revision = revision
         # A ring buffer of consecutive revisions: a revision's position follows from its number.
         self._recent: deque[Change] = deque(maxlen=keep)
+        # Bytes of the changes in it. Large values push out old changes, which watchers then read from `older` (M3).
+        self._keep_bytes = keep_bytes
+        self.bytes = 0
         self._older = older
         self._moved = asyncio.Event()
         self._closed = False
@@ -51,7 +62,13 @@ class Feed:
         """Append the next revisions and wake all watchers."""
         for change in changes:
             self.revision = change.revision
+            if len(self._recent) == self._recent.maxlen:
+                self.bytes -= _size(self._recent[0])
             self._recent.append(change)
+            self.bytes += _size(change)
+            # The newest stays: its watchers are waiting for it.
+            while self.bytes > self._keep_bytes and len(self._recent) > 1:
+                self.bytes -= _size(self._recent.popleft())
         self._wake()
 
     def close(self) -> None:
