@@ -163,7 +163,7 @@ async def test_a_profile_is_attached_changed_and_detached_with_running_pods(lab:
     done("netprofile create other --bandwidth 9Mbps --burst 100")
     done("group create net web --networkprofile other")
     await until(lambda: rate(a) == 9)
-    done("netprofile create other --burst 100")
+    done("netprofile create other --no-bandwidth")
     await until(lambda: limit(a) is None)
 
 
