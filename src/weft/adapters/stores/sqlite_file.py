@@ -282,10 +282,12 @@ def _lock(path: Path) -> int:
 
 
 def _check_format(path: Path) -> None:
-    """`Unavailable` unless the file is an intact store of this version; never writes to it."""
+    """`Unavailable` unless the file is an intact store of this version; never changes what is committed in it."""
     if not path.exists() or path.stat().st_size == 0:
         return
-    sql = sqlite3.connect(f"file:{quote(str(path))}?mode=ro", uri=True)
+    # A process that died within a transaction left a journal, which SQLite rolls back before the first read.
+    mode = "rw" if path.with_name(path.name + "-journal").exists() else "ro"
+    sql = sqlite3.connect(f"file:{quote(str(path))}?mode={mode}", uri=True)
     try:
         (application,) = sql.execute("PRAGMA application_id").fetchone()
         (version,) = sql.execute("PRAGMA user_version").fetchone()
