@@ -32,6 +32,8 @@ class Route:
     about: str
     body: Any = None
     answer: Any = None
+    # A second type of answer, for which a query parameter asks.
+    alternative: Any = None
     query: tuple[Query, ...] = ()
     local: bool = False
     # Served without credentials: shows only whether the process is alive.

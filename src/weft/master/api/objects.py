@@ -88,7 +88,7 @@ class Objects:
         if kind in kinds.CONFIGURABLE:
             routes += [
                 Route(method=method, path=one, handler=self._bind(self.write, kind), body=kind.type, answer=kind.type,
-                      about=f"Create or replace one {kind.name}", query=GUARD_QUERY)
+                      alternative=WriteReport, about=f"Create or replace one {kind.name}", query=GUARD_QUERY)
                 for method in ("POST", "PUT")
             ]  # fmt: skip
             routes.append(
@@ -98,7 +98,7 @@ class Objects:
             )  # fmt: skip
             routes.append(
                 Route(method="DELETE", path=one, handler=self._bind(self.delete, kind), about=f"Delete one {kind.name}",
-                      answer=str, query=GUARD_QUERY)
+                      answer=str, alternative=WriteReport, query=GUARD_QUERY)
             )  # fmt: skip
         return routes
 

@@ -29,16 +29,18 @@ class Error(msgspec.Struct):
 
 def openapi_document(routes: Sequence[Route]) -> dict[str, Any]:
     """OpenAPI 3.1 for the routes."""
-    types = [kind for route in routes for kind in (route.body, route.answer) if kind is not None]
+    types = [kind for route in routes for kind in (route.body, route.answer, route.alternative) if kind is not None]
     schemas, components = msgspec.json.schema_components([*types, Error], ref_template=_REF)
     for kind in kinds.ALL:
         _describe(components[kind.type.__name__], kind)
-    # One schema for each type, in the same order: body before answer, route by route.
+    # One schema for each type, in the same order: body, answer, alternative, route by route.
     remaining = iter(schemas)
     paths: dict[str, dict[str, Any]] = {}
     for route in routes:
         body = next(remaining) if route.body is not None else None
         answer = next(remaining) if route.answer is not None else None
+        if route.alternative is not None:
+            answer = {"anyOf": [answer, next(remaining)]}
         paths.setdefault(route.path.rstrip("/") or "/", {})[route.method.lower()] = _operation(route, body, answer)
     return {
         "openapi": "3.1.0",
