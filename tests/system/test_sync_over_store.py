@@ -93,7 +93,7 @@ async def state_of(rest: Rest, name: str) -> str:
 async def test_netctl_waits_and_lists_the_pending_nodes(tmp_path: Path) -> None:
     async with MasterProcess(tmp_path) as master, client(master.url) as rest, node("a", master):
         async with node("b", master):
-            assert await netctl(master, "tenant create t1 --wait=30") == (0, "t1\n", "")
+            assert await netctl(master, "tenant create t1 --wait=30") == (0, "t1 created\n", "")
             assert (await netctl(master, "node wait --wait=30"))[0] == 0
         code, out, err = await netctl(master, "tenant create t2 --wait=0.5")
         assert (code, out) == (5, "")
@@ -102,7 +102,7 @@ async def test_netctl_waits_and_lists_the_pending_nodes(tmp_path: Path) -> None:
         assert " a (" not in err
         assert "t2\n" in (await netctl(master, "tenant ls -q"))[1]
         await eventually(lambda: state_of(rest, "b"), lambda state: state == "Unreachable")
-        assert await netctl(master, "tenant create t3 --wait=30 --ignore-unreachable") == (0, "t3\n", "")
+        assert await netctl(master, "tenant create t3 --wait=30 --ignore-unreachable") == (0, "t3 created\n", "")
         assert "Unreachable" in (await netctl(master, "node ls"))[1]
 
 
