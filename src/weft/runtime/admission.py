@@ -34,6 +34,12 @@ RESERVE = 32
 HANDSHAKE_S = 10.0
 # Seconds for a request's body. A backup of 100 MB takes some of them; a client that sends nothing gets no more.
 BODY_S = 120.0
+# Seconds for which a server that had no file descriptor left takes fewer connections.
+OPEN_FILES_S = 60.0
+# A server that has closed so many idle connections at once is the one that takes the descriptors.
+_MANY_IDLE = 8
+# Connections that a server takes with any limit of open files.
+_FEWEST = 16
 # Seconds between two log lines about rejections.
 _LOG_EVERY_S = 10.0
 
@@ -54,7 +60,7 @@ class Limits:
 
     def within(self, open_files: int) -> Limits:
         """The same, with room for other files of the process and for its other servers."""
-        return replace(self, connections=max(16, min(self.connections, open_files // 4)))
+        return replace(self, connections=max(_FEWEST, min(self.connections, open_files // 4)))
 
 
 class Connection:
@@ -102,7 +108,12 @@ class Guard:
         # Numbers by reason, for metrics.
         self.closed: Counter[str] = Counter()
         self.rejected: Counter[str] = Counter()
+        # Idle connections that made room for others.
+        self.evicted = 0
         self._logged = -math.inf
+        # Below `limits.connections` for a while after accept has failed.
+        self._most = limits.connections
+        self._restore: asyncio.TimerHandle | None = None
         # Without the middleware nobody knows which connections are busy: then none is closed.
         self._counts_requests = False
 
@@ -115,7 +126,7 @@ class Guard:
         over = ""
         if state and state.open >= self._per_source(source) and not self._evict(state.idle):
             over = "per_source"
-        elif self.open >= self.limits.connections and not self._evict(self._idle):
+        elif self.open >= self._most and not self._evict(self._idle):
             over = "connections"
         connection = Connection(source, close, over=over)
         if over:
@@ -159,6 +170,26 @@ class Guard:
         for connection in list(self._by_transport.values()):
             connection.close()
 
+    def make_room(self, reason: str) -> None:
+        """The process has no file descriptor left: close a quarter of the idle connections.
+
+        A server with many of them takes no more for a while: the process needs descriptors for its other work too, such
+        as the journal of its store.
+        """
+        excess = math.ceil(len(self._idle) / 4)
+        before = self.evicted
+        while self.evicted < before + excess and self._evict(self._idle, because="open_files"):
+            pass
+        if self.evicted - before >= _MANY_IDLE:
+            self._most = max(_FEWEST, self.open)
+            if self._restore:
+                self._restore.cancel()
+            self._restore = asyncio.get_running_loop().call_later(OPEN_FILES_S, self._restore_limit)
+        self._log("accept failed: raise the limit of open files (RLIMIT_NOFILE)", reason=reason, connections=self._most)
+
+    def _restore_limit(self) -> None:
+        self._most = self.limits.connections
+
     def _per_source(self, source: str) -> int:
         is_ours = source == LOCAL or self._is_peer(source)
         return self.limits.per_local if is_ours else self.limits.per_source
@@ -167,13 +198,14 @@ class Guard:
         self._idle[connection] = None
         self._sources[connection.source].idle[connection] = None
 
-    def _evict(self, candidates: dict[Connection, None]) -> bool:
+    def _evict(self, candidates: dict[Connection, None], *, because: str = "idle") -> bool:
         """Close the connection that is idle for longest; whether there was one."""
         for connection in candidates:
             if self._counts_requests and not connection.busy and not connection.pending():
                 self.release(connection)
                 connection.close()
-                self.closed["idle"] += 1
+                self.closed[because] += 1
+                self.evicted += 1
                 return True
         return False
 
@@ -224,7 +256,7 @@ class Guard:
     def _count_of(self, connection: Connection) -> str:
         if connection.over == "per_source":
             return f"{connection.source} has {self._per_source(connection.source)}, the limit of one source"
-        return f"the server has {self.limits.connections}, its limit"
+        return f"the server has {self._most}, its limit"
 
     @contextmanager
     def _in_progress(self, connection: Connection) -> Iterator[None]:
@@ -296,7 +328,7 @@ class AdmissionMetrics(Collector):
         connections = GaugeMetricFamily("weft_connections", "Open connections by server", labels=("listener",))
         closed = CounterMetricFamily(
             "weft_connections_closed",
-            "Connections closed by a limit: per_source, connections (all are busy), idle, silent, slow_body",
+            "Connections closed by a limit: per_source, connections (all busy), idle, silent, slow_body, open_files",
             labels=("listener", "reason"),
         )
         rejected = CounterMetricFamily(

@@ -28,6 +28,8 @@ BACKLOG = 512
 _AT_ONCE = 64
 # How often the files of a TLS context are looked at without a new connection.
 _TLS_CHECK_S = 2.0
+# Pause after accept has failed. Connections that make room are closed by then.
+_ACCEPT_RETRY_S = 0.2
 # More than any of our servers takes; a process with more files is slower to fork.
 _MAX_OPEN_FILES = 65_536
 
@@ -147,13 +149,16 @@ class _Acceptor:
             except (BlockingIOError, InterruptedError, ConnectionAbortedError):
                 return
             except OSError as error:  # out of file descriptors or of memory
-                log.error("accept failed", listener=self._guard.listener, reason=str(error))
+                self._guard.make_room(str(error))
                 # The listener stays readable while accept fails: polling it would keep the loop busy.
                 self._loop.remove_reader(listener)
-                self._loop.call_later(1.0, self._resume, listener)
+                self._loop.call_later(_ACCEPT_RETRY_S, self._resume, listener)
                 return
             client.setblocking(False)
+            evicted = self._guard.evicted
             self._admit(client, address[0] if isinstance(address, tuple) else "")
+            if self._guard.evicted > evicted:
+                return  # its descriptor is closed by the loop's next turn: not before the next accept otherwise
 
     def _admit(self, client: socket.socket, host: str) -> None:
         connection = self._guard.admit(host, client.close)
