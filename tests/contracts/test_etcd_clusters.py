@@ -18,7 +18,7 @@ from weft.lab.servers.processes import free_port
 from weft.lab.waiting import soon, until
 from weft.ports.store import NEVER, Put, RevisionEquals, Store
 from weft.runtime import http_failover
-from weft.runtime.http_failover import client_tls
+from weft.runtime.client_tls import client_tls
 from weft.runtime.store.mirror import EVERYTHING
 from weft.testing.store_contract import take
 
@@ -124,7 +124,8 @@ class TestTls:
         server, client = authority.issue("server", subject="/CN=etcd"), authority.issue("client", subject="/O=weft")
         async with running_etcd(tmp_path / "etcd", tls=server) as cluster:
             tls = client_tls(**files(client))
-            await enable_authentication(cluster.endpoints[0], user="weft", password="secret", tls=tls)
+            assert tls is not None
+            await enable_authentication(cluster.endpoints[0], user="weft", password="secret", tls=tls.current())
             async with open_store(cluster.endpoints, user="weft", password="secret", **files(client)) as store:
                 await check_usable(store)
 

@@ -17,7 +17,15 @@ class Rewritten:
         before, self._seen = self._seen, self._read()
         return before != self._seen
 
-    def _read(self) -> tuple[tuple[int, int], ...]:
-        # The inode catches an atomic replacement within the resolution of the time stamp.
-        stats = (file.stat() for file in self._files if file.is_file())
-        return tuple((stat.st_ino, stat.st_mtime_ns) for stat in stats)
+    def _read(self) -> tuple[tuple[int, int, int], ...]:
+        return tuple(_stamp(file) for file in self._files)
+
+
+def _stamp(file: Path) -> tuple[int, int, int]:
+    # The inode catches an atomic replacement within the resolution of the time stamp, the size a file that is being
+    # written. One system call: clients look before each request.
+    try:
+        stat = file.stat()
+    except OSError:
+        return (0, 0, 0)
+    return (stat.st_ino, stat.st_mtime_ns, stat.st_size)

@@ -17,6 +17,7 @@ import aiohttp
 
 from weft.domain.errors import Invalid, Unavailable
 from weft.runtime.backoff import Backoff
+from weft.runtime.client_tls import ClientTls
 
 T = TypeVar("T")
 
@@ -58,7 +59,7 @@ class Servers:
     """
 
     def __init__(
-        self, endpoints: Sequence[str], *, tls: ssl.SSLContext | None = None, headers: Mapping[str, str] | None = None
+        self, endpoints: Sequence[str], *, tls: ClientTls | None = None, headers: Mapping[str, str] | None = None
     ) -> None:
         if not endpoints:
             raise Invalid("no endpoint: specify at least one server")
@@ -95,7 +96,7 @@ class Servers:
             server = self._current_server()
             try:
                 async with server.session.request(
-                    method, server.base + path, data=_sendable(body), headers=headers, timeout=timeout
+                    method, server.base + path, data=_sendable(body), headers=headers, timeout=timeout, ssl=self._ssl()
                 ) as answer:
                     return parse(answer.status, await answer.read())
             except (*_NOT_SENT, TryNextServer) as error:
@@ -139,7 +140,7 @@ class Servers:
         try:
             async with asyncio.timeout(_RESPONSE_TIMEOUT_S):
                 answer = await server.session.request(
-                    method, server.base + path, data=body or None, headers=headers, timeout=timeout
+                    method, server.base + path, data=body or None, headers=headers, timeout=timeout, ssl=self._ssl()
                 )
             has_begun = True
             async with answer:
@@ -160,7 +161,8 @@ class Servers:
                 connector = aiohttp.UnixConnector(endpoint.removeprefix(_UNIX), limit=0)
                 base = "http://weft"
             else:
-                tls = self._tls or (ssl.create_default_context() if endpoint.lower().startswith(_TLS) else True)
+                uses_system_ca = self._tls is None and endpoint.lower().startswith(_TLS)
+                tls = ssl.create_default_context() if uses_system_ca else True
                 connector = aiohttp.TCPConnector(ssl=tls, limit=0)
                 base = endpoint.rstrip("/")
             session = aiohttp.ClientSession(
@@ -179,6 +181,10 @@ class Servers:
     ) -> None:
         self._servers.clear()
         await self._closing.aclose()
+
+    def _ssl(self) -> ssl.SSLContext | bool:
+        """For each request: the files may have changed. True is what the connector has."""
+        return self._tls.current() if self._tls else True
 
     def _current_server(self) -> _Server:
         if not self._servers:
@@ -207,28 +213,6 @@ def is_exposed(url: str) -> bool:
         return not ip_address(host).is_loopback
     except ValueError:
         return host.lower() != "localhost"  # a name may resolve to any address
-
-
-def client_tls(*, ca: str, cert: str, key: str) -> ssl.SSLContext | None:
-    """TLS of a client that verifies servers by `ca` and presents `cert`; None if neither is set."""
-    if not (ca or cert or key):
-        return None
-    try:
-        context = ssl.create_default_context(cafile=ca or None)
-    except (OSError, ssl.SSLError) as error:
-        raise Invalid(f"cannot load CA {ca}: {error}") from error
-    show_certificate(context, cert=cert, key=key)
-    return context
-
-
-def show_certificate(context: ssl.SSLContext, *, cert: str, key: str) -> None:
-    """Present a certificate on new connections; without `key` the file `cert` contains the private key too."""
-    if not (cert or key):
-        return
-    try:
-        context.load_cert_chain(cert, key or None)
-    except (OSError, ssl.SSLError) as error:
-        raise Invalid(f"cannot load certificate {', '.join(filter(None, (cert, key)))}: {error}") from error
 
 
 def _sendable(body: bytes) -> bytes | io.BytesIO | None:

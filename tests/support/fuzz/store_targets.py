@@ -252,7 +252,7 @@ def _read_etcd_tree(data: bytes) -> object:
 
 
 def _ask_netmaster(data: bytes) -> object:
-    store = RemoteStore(cast("Servers", Script(data)), renew=lambda: None)
+    store = RemoteStore(cast("Servers", Script(data)))
     for work in (
         lambda: finish(store.read(StoreKey("a"))),
         lambda: finish(store.list(StoreKey("a"))),

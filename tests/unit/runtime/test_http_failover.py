@@ -16,7 +16,7 @@ from weft.lab.servers.certificates import Authority
 from weft.lab.servers.processes import free_port
 from weft.lab.waiting import soon
 from weft.runtime import http_failover
-from weft.runtime.http_failover import Servers, TryNextServer, client_tls, is_exposed
+from weft.runtime.http_failover import Servers, TryNextServer, is_exposed
 from weft.runtime.server_tls import server_tls
 
 Behaviour = Callable[[web.Request], Awaitable[web.StreamResponse]]
@@ -232,14 +232,6 @@ async def test_who_names_no_authority_trusts_those_of_the_system(
     async with Servers([url]) as servers:
         assert await soon(servers.ask("/x", b"?", parse=lambda _, body: body, repeatable=True)) == b"?"
     assert farm.asked == ["one"]
-
-
-def test_tls_files_are_read_or_named_in_the_refusal(tmp_path: Path) -> None:
-    issued = Authority(tmp_path).issue("node", subject="/CN=node")
-    assert client_tls(ca="", cert="", key="") is None
-    assert client_tls(ca=str(issued.ca), cert=str(issued.cert), key=str(issued.key)) is not None
-    with pytest.raises(Invalid, match="absent"):
-        client_tls(ca=str(tmp_path / "absent.pem"), cert="", key="")
 
 
 @pytest.mark.parametrize(

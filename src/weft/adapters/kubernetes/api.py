@@ -9,21 +9,19 @@ from __future__ import annotations
 import os
 import ssl
 import tempfile
-from collections.abc import AsyncGenerator, Callable, Iterator, Mapping
+from collections.abc import AsyncGenerator, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
-from typing import Self, TypeVar
+from typing import Self
 
 import msgspec
 
 from weft.adapters.kubernetes.credentials import ClientConfig
 from weft.domain.codec import UNDECODABLE
 from weft.domain.errors import Compacted, Conflict, Denied, Invalid, NotFound, Unavailable, WeftError
-from weft.runtime.file_change import Rewritten
+from weft.runtime.client_tls import ClientTls
 from weft.runtime.http_failover import Servers, TryNextServer, is_exposed
-
-T = TypeVar("T")
 
 JSON = "application/json"
 MERGE_PATCH = "application/merge-patch+json"
@@ -67,10 +65,10 @@ class Api:
                 field="servers",
             )
         self._config = config
-        self._tls = _tls(config) if any(url.startswith("https:") for url in config.servers) else None
         files = (file for file in (config.ca, config.cert, config.key) if isinstance(file, Path))
-        self._files_changed = Rewritten(*files)
-        self._servers = Servers(config.servers, tls=self._tls, headers={"Accept": JSON, "Accept-Encoding": "identity"})
+        has_tls = any(url.lower().startswith("https:") for url in config.servers)
+        tls = ClientTls(lambda: _tls(config), *files) if has_tls else None
+        self._servers = Servers(config.servers, tls=tls, headers={"Accept": JSON, "Accept-Encoding": "identity"})
 
     async def get(self, path: str) -> bytes:
         """Read a path; `NotFound`, `Denied` or `Unavailable`."""
@@ -124,9 +122,7 @@ class Api:
         raise AssertionError("unreachable")
 
     def _headers(self) -> dict[str, str]:
-        """Read for each request: service account tokens live for an hour; certificates and CAs are renewed."""
-        if self._files_changed() and self._tls is not None:
-            _reload_tls(self._tls, self._config)
+        """Read for each request: service account tokens live for an hour."""
         token = self._config.token
         if isinstance(token, Path):
             try:
@@ -187,22 +183,16 @@ def error_from_status(code: int, body: bytes) -> WeftError:
 
 
 def _tls(config: ClientConfig) -> ssl.SSLContext:
-    context = _load_ca(ssl.create_default_context, config.ca)
+    context = _load_ca(config.ca)
     _load_client_cert(context, config)
     return context
 
 
-def _reload_tls(context: ssl.SSLContext, config: ClientConfig) -> None:
-    """Use the current files for new connections. OpenSSL cannot remove a CA from a context: old ones stay trusted."""
-    if isinstance(config.ca, Path):
-        _load_ca(context.load_verify_locations, config.ca)
-    _load_client_cert(context, config)
-
-
-def _load_ca(load: Callable[..., T], ca: Path | bytes | None) -> T:
-    """Call `load` with the current CA."""
+def _load_ca(ca: Path | bytes | None) -> ssl.SSLContext:
     try:
-        return load(cadata=ca.decode("ascii")) if isinstance(ca, bytes) else load(cafile=ca)
+        if isinstance(ca, bytes):
+            return ssl.create_default_context(cadata=ca.decode("ascii"))
+        return ssl.create_default_context(cafile=ca)
     except (OSError, ssl.SSLError, UnicodeDecodeError) as error:
         raise Invalid(f"the API server's CA {_name(ca)} is not usable: {error}") from error
 

@@ -36,7 +36,8 @@ from weft.ports.store import (
     Write,
 )
 from weft.runtime.backoff import Backoff
-from weft.runtime.http_failover import Servers, client_tls
+from weft.runtime.client_tls import client_tls
+from weft.runtime.http_failover import Servers
 from weft.runtime.store.commit_merge import Commit, mergeable, merged
 from weft.runtime.store.group_commit import GroupCommit, check_writes
 

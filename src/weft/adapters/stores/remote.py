@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Callable, Sequence
-from pathlib import Path
+from collections.abc import AsyncGenerator, Sequence
 from types import TracebackType
 from typing import Self, TypeVar
 
 import msgspec
 
 from weft.domain.codec import UNDECODABLE
-from weft.domain.errors import Compacted, Invalid, Unavailable, WeftError
+from weft.domain.errors import Compacted, Unavailable, WeftError
 from weft.domain.ids import StoreKey
 from weft.ports.store import Change, Compare, Entry, LeaseId, Listing, Revision, Write
 from weft.runtime.backoff import Backoff
-from weft.runtime.file_change import Rewritten
-from weft.runtime.http_failover import Servers, TryNextServer, client_tls, show_certificate
+from weft.runtime.client_tls import client_tls
+from weft.runtime.http_failover import Servers, TryNextServer
 from weft.runtime.store import wire
 from weft.runtime.store.group_commit import check_writes
 
@@ -37,10 +36,8 @@ _fault = msgspec.msgpack.Decoder(wire.Fault)
 class RemoteStore:
     """See `ports.store`. Writes to keys that this node does not own raise `Denied`."""
 
-    def __init__(self, servers: Servers, *, renew: Callable[[], None]) -> None:
-        """`renew` is called before each request and loads a renewed client certificate."""
+    def __init__(self, servers: Servers) -> None:
         self._servers = servers
-        self._renew = renew
 
     async def read(self, key: StoreKey) -> Entry | None:
         return await self._call("read", wire.KeyRequest(key), _entry)
@@ -58,7 +55,6 @@ class RemoteStore:
         while True:
             body = wire.encode(wire.WatchRequest(prefix, since))
             try:
-                self._renew()
                 async with self._servers.stream(f"{wire.PREFIX}/watch", body, idle_timeout=_IDLE_TIMEOUT_S) as stream:
                     if stream.status != _OK:
                         raise _error(b"".join([piece async for piece in stream.pieces]))
@@ -106,7 +102,6 @@ class RemoteStore:
             except UNDECODABLE as error:
                 raise Unavailable(f"cannot decode the response to {call}: {data[:200]!r}") from error
 
-        self._renew()
         return await self._servers.ask(
             f"{wire.PREFIX}/{call}", wire.encode(request), parse=parse, repeatable=repeatable
         )
@@ -123,18 +118,7 @@ def _error(data: bytes) -> WeftError:
 def open_store(endpoints: Sequence[str], *, node: str, ca: str = "", cert: str = "", key: str = "") -> RemoteStore:
     """The store of the netmasters at these endpoints (`unix:PATH` or `https://HOST:PORT`), as this node may use it.
 
-    Over TLS the client certificate authenticates the node (docs/design/node-enrollment.md). It is reloaded when its
-    files change.
+    Over TLS the client certificate authenticates the node (docs/design/node-enrollment.md). All files are read
+    again when they change.
     """
-    tls = client_tls(ca=ca, cert=cert, key=key)
-    renewed = Rewritten(*(Path(file) for file in (cert, key) if file))
-
-    def renew() -> None:
-        if renewed() and tls is not None:
-            try:
-                show_certificate(tls, cert=cert, key=key)
-            except Invalid as error:
-                # Certificate and key may be two files, of which only one is replaced yet: retry later.
-                raise Unavailable(error.message) from error
-
-    return RemoteStore(Servers(endpoints, tls=tls, headers={wire.NODE_HEADER: node}), renew=renew)
+    return RemoteStore(Servers(endpoints, tls=client_tls(ca=ca, cert=cert, key=key), headers={wire.NODE_HEADER: node}))

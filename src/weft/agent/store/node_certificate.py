@@ -20,6 +20,7 @@ from weft.drivers import RemoteStoreSettings
 from weft.ports.orchestrator import Discovery, NetmasterEndpoint
 from weft.runtime.backoff import Backoff, wait_event
 from weft.runtime.ca import new_request, read_end, read_name
+from weft.runtime.client_tls import ClientTls
 from weft.runtime.http_failover import Servers
 from weft.runtime.join_wire import PATH, Joined
 from weft.runtime.logs import Log
@@ -131,7 +132,7 @@ class NodeCertificate:
         except (ssl.SSLError, TypeError, ValueError) as error:  # no certificate, no ASCII, no text at all
             raise Unavailable(f"netmaster's CA certificate is not readable: {error}") from error
         request = new_request(self._node)
-        async with Servers([endpoint.join], tls=tls) as servers:
+        async with Servers([endpoint.join], tls=ClientTls(lambda: tls)) as servers:
             headers = {"Authorization": f"Bearer {token}"}
             joined = await servers.ask(PATH, request.text, headers=headers, parse=_read_answer, repeatable=True)
         certified = read_name(joined.certificate.encode())

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import ssl
 from collections.abc import Callable
 from pathlib import Path
 
@@ -13,6 +12,7 @@ from yarl import URL
 
 from weft.domain.errors import Unavailable
 from weft.runtime.backoff import Backoff
+from weft.runtime.client_tls import client_tls
 from weft.runtime.http_failover import is_exposed
 from weft.runtime.tasks import background
 
@@ -45,7 +45,8 @@ class LeaderProxy:
         self._is_leader = is_leader
         self._own = own_address
         self._scheme = "https" if use_tls else "http"
-        self._tls: ssl.SSLContext | bool = ssl.create_default_context(cafile=str(tls_ca)) if tls_ca else True
+        # Read again when it changes: masters get certificates of a new CA while they run.
+        self._tls = client_tls(ca=str(tls_ca), cert="", key="") if tls_ca else None
         self._session: aiohttp.ClientSession | None = None
 
     async def close(self) -> None:
@@ -89,8 +90,9 @@ class LeaderProxy:
         url = URL(f"{self._scheme}://{leader}{request.raw_path}", encoded=True)
         body = request.content if request.body_exists else None  # streamed: a backup may be large
         async with background(self._watch_leader(leader), name=f"leader {leader}"):
+            tls = self._tls.current() if self._tls else True
             upstream = await self._session.request(
-                request.method, url, data=body, headers=headers, ssl=self._tls, allow_redirects=False
+                request.method, url, data=body, headers=headers, ssl=tls, allow_redirects=False
             )
         async with upstream:
             response = web.StreamResponse(status=upstream.status)
