@@ -8,7 +8,7 @@ from typing import Any
 
 from weft.domain.dns.names import CLUSTER_DOMAIN, dns_name
 from weft.drivers import EtcdStoreSettings, KubernetesSettings, SqliteStoreSettings, StoreSettings
-from weft.runtime.http_failover import is_exposed
+from weft.runtime.http_failover import is_exposed, is_plain
 from weft.runtime.logs import LEVELS, read_syslog_url
 from weft.runtime.settings import Option, comma_list, one_of, url_list
 
@@ -129,6 +129,8 @@ def store_settings(given: Mapping[str, Any], faults: list[str], *, embedded: Pat
             f"--etcd-endpoints: the password of --etcd-user would be sent in clear text to {exposed[0]}: "
             "use https:// and --etcd-ca"
         )
+    if given["etcd_cert"] and (plain := [url for url in etcd if is_plain(url)]):
+        faults.append(f"--etcd-cert: {plain[0]} has no TLS, so that the certificate would not be used: use https://")
     # The embedded store is the default, so that a single node needs no etcd.
     if not etcd:
         return SqliteStoreSettings(path=str(embedded))

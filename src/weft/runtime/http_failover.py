@@ -203,12 +203,16 @@ def _abort(answer: aiohttp.ClientResponse) -> None:
         answer.connection.transport.abort()
 
 
+def is_plain(url: str) -> bool:
+    """Whether the URL is of HTTP without TLS: a client certificate is not used there."""
+    return urlsplit(url).scheme.lower() == "http"
+
+
 def is_exposed(url: str) -> bool:
     """Whether credentials sent to this URL could be read on the way: plain HTTP to another machine."""
-    parts = urlsplit(url)
-    if parts.scheme.lower() != "http":
+    if not is_plain(url):
         return False
-    host = parts.hostname or ""
+    host = urlsplit(url).hostname or ""
     try:
         return not ip_address(host).is_loopback
     except ValueError:

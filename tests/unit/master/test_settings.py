@@ -319,3 +319,13 @@ def test_an_etcd_password_is_not_sent_over_plain_http(tmp_path: Path) -> None:
     assert any("clear text" in fault for fault in faults(*user, "--etcd-endpoints", "http://192.0.2.1:2379"))
     assert read(*user, "--etcd-endpoints", "https://192.0.2.1:2379").store
     assert read(*user, "--etcd-endpoints", "http://127.0.0.1:2379").store
+
+
+def test_a_client_certificate_is_not_ignored_over_plain_http(tmp_path: Path) -> None:
+    """The operator believes that the connection is authenticated; also on this machine, and for one URL of several."""
+    file = tmp_path / "pem"
+    file.write_text("any")
+    given = ("--single-machine", "--etcd-cert", str(file), "--etcd-key", str(file), "--etcd-endpoints")
+    for urls in ("http://127.0.0.1:2379", "https://192.0.2.1:2379,http://192.0.2.2:2379"):
+        assert any("--etcd-cert" in fault and "https://" in fault for fault in faults(*given, urls))
+    assert read(*given, "https://192.0.2.1:2379").store

@@ -21,7 +21,7 @@ from weft.adapters.kubernetes.credentials import ClientConfig
 from weft.domain.codec import UNDECODABLE
 from weft.domain.errors import Compacted, Conflict, Denied, Invalid, NotFound, Unavailable, WeftError
 from weft.runtime.client_tls import ClientTls
-from weft.runtime.http_failover import Servers, TryNextServer, is_exposed
+from weft.runtime.http_failover import Servers, TryNextServer, is_exposed, is_plain
 
 JSON = "application/json"
 MERGE_PATCH = "application/merge-patch+json"
@@ -65,6 +65,12 @@ class Api:
                 field="servers",
             )
         self._config = config
+        if config.cert and (plain := [url for url in config.servers if is_plain(url)]):
+            raise Invalid(
+                f"{plain[0]} has no TLS, so that the client certificate would not be used: "
+                "give an https:// URL of the API server, or remove the certificate",
+                field="servers",
+            )
         files = (file for file in (config.ca, config.cert, config.key) if isinstance(file, Path))
         has_tls = any(url.lower().startswith("https:") for url in config.servers)
         tls = ClientTls(lambda: _tls(config), *files) if has_tls else None

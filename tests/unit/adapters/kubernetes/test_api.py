@@ -107,3 +107,10 @@ async def test_a_missing_token_is_reported(client_config: ClientConfig, tmp_path
     async with Api(replace(client_config, token=tmp_path / "none")) as api:
         with pytest.raises(Unavailable, match="token"):
             await api.get("/x")
+
+
+def test_a_client_certificate_is_not_ignored_over_plain_http(tmp_path: Path) -> None:
+    issued = Authority(tmp_path).issue("client", subject="/CN=weft")
+    config = ClientConfig(servers=("http://127.0.0.1:8080",), cert=issued.cert, key=issued.key)
+    with pytest.raises(Invalid, match="certificate would not be used"):
+        Api(config)
