@@ -222,7 +222,12 @@ class Agent:
                 (self._readiness.run(), "readiness"),
                 (self._sync_status.run(), "sync status"),
                 (
-                    HealthCheckServer(self._cluster, self._features.services, node=self._settings.host).run(),
+                    HealthCheckServer(
+                        self._cluster,
+                        self._features.services,
+                        node=self._settings.host,
+                        admission=self._components.metrics.admission,
+                    ).run(),
                     "health checks",
                 ),
             ):

@@ -21,7 +21,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
 
 from weft.domain.errors import Limited
-from weft.runtime.logs import Log
+from weft.runtime.logs import Log, dropped_records
 from weft.runtime.rate_limit import LOCAL, TokenBuckets, source_of
 
 log = Log("admission")
@@ -246,12 +246,12 @@ class Guard:
         if connection.over:
             request.protocol.close()  # after this response: the slot is for the next one
             if not is_health:
-                raise self._limited(connection.over, f"too many connections: {self._count_of(connection)}")
+                raise self.limited(connection.over, f"too many connections: {self._count_of(connection)}")
         buckets = self._health_requests if is_health else self._requests
         weight = self.limits.local_weight if source == LOCAL or self._is_peer(source) else 1.0
         if wait := buckets.take(source, now=asyncio.get_running_loop().time(), weight=weight):
             limit = buckets.rate * weight
-            raise self._limited("rate", f"too many requests: {source} may send {limit:g} a second", wait=wait)
+            raise self.limited("rate", f"too many requests: {source} may send {limit:g} a second", wait=wait)
 
     def _count_of(self, connection: Connection) -> str:
         if connection.over == "per_source":
@@ -285,7 +285,7 @@ class Guard:
         state = self._sources.setdefault(source, _Source())
         limit = self.limits.body_bytes * (self.limits.local_weight if source == LOCAL else 1.0)
         if state.body_bytes + size > limit:
-            raise self._limited("body_bytes", f"too many large requests at once: {source} may send {limit:.0f} bytes")
+            raise self.limited("body_bytes", f"too many large requests at once: {source} may send {limit:.0f} bytes")
         state.body_bytes += size
         timer = asyncio.get_running_loop().call_later(BODY_S, self._end_slow_body, request, connection)
         try:
@@ -300,7 +300,8 @@ class Guard:
             self.closed["slow_body"] += 1
             connection.close()
 
-    def _limited(self, reason: str, message: str, *, wait: float = 1.0) -> Limited:
+    def limited(self, reason: str, message: str, *, wait: float = 1.0) -> Limited:
+        """Count a rejection by a limit; the error for the client."""
         self.rejected[reason] += 1
         self._log("requests rejected", reason=message)
         seconds = max(1, math.ceil(wait))
@@ -314,14 +315,22 @@ class Guard:
 
 
 class AdmissionMetrics(Collector):
-    """The numbers of all servers of a process."""
+    """What the limits of a process did: those of its servers, and that of log records that wait."""
 
     def __init__(self) -> None:
         self._guards: list[Guard] = []
+        # Of servers that ended, by listener and reason: a counter must not decrease.
+        self._closed: Counter[tuple[str, str]] = Counter()
+        self._rejected: Counter[tuple[str, str]] = Counter()
 
     def add(self, guard: Guard) -> None:
-        """Show the numbers of another server."""
+        """Show the numbers of another server. Those of servers with the same name are added up."""
         self._guards.append(guard)
+
+    def remove(self, guard: Guard) -> None:
+        """The server has ended."""
+        self._guards.remove(guard)
+        _count(guard, self._closed, self._rejected)
 
     def collect(self) -> Iterator[GaugeMetricFamily | CounterMetricFamily]:
         # CounterMetricFamily appends `_total` to each name.
@@ -333,13 +342,28 @@ class AdmissionMetrics(Collector):
         )
         rejected = CounterMetricFamily(
             "weft_requests_rejected",
-            "Requests rejected by a limit: rate, body_bytes, per_source, connections",
+            "Requests rejected by a limit: rate, body_bytes, per_source, connections, token_reviews",
             labels=("listener", "reason"),
         )
+        open_now: Counter[str] = Counter()
+        by_reason, rejections = self._closed.copy(), self._rejected.copy()
         for guard in self._guards:
-            connections.add_metric((guard.listener,), guard.open)
-            for reason, count in guard.closed.items():
-                closed.add_metric((guard.listener, reason), count)
-            for reason, count in guard.rejected.items():
-                rejected.add_metric((guard.listener, reason), count)
+            open_now[guard.listener] += guard.open
+            _count(guard, by_reason, rejections)
+        for listener, number in open_now.items():
+            connections.add_metric((listener,), number)
+        for key, number in by_reason.items():
+            closed.add_metric(key, number)
+        for key, number in rejections.items():
+            rejected.add_metric(key, number)
         yield from (connections, closed, rejected)
+        yield CounterMetricFamily(
+            "weft_log_records_dropped",
+            "Log records that were dropped because the syslog server did not take them",
+            value=dropped_records(),
+        )
+
+
+def _count(guard: Guard, closed: Counter[tuple[str, str]], rejected: Counter[tuple[str, str]]) -> None:
+    closed.update({(guard.listener, reason): number for reason, number in guard.closed.items()})
+    rejected.update({(guard.listener, reason): number for reason, number in guard.rejected.items()})

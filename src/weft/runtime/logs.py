@@ -79,6 +79,13 @@ def read_syslog_url(text: str) -> tuple[str, str, int]:
     return parts.scheme, parts.hostname, parts.port
 
 
+def dropped_records() -> int:
+    """Records of this process that its syslog server did not get."""
+    # The handlers of a process are global, as `start_logging` makes them.
+    handlers = logging.getLogger().handlers
+    return sum(handler.dropped for handler in handlers if isinstance(handler, SyslogHandler))
+
+
 def start_logging(*, level: str, as_json: bool, syslog: tuple[str, str, int] | None) -> None:
     """Set up the process's logging; called once, by `main`."""
     handler: logging.Handler

@@ -7,9 +7,12 @@ import socket
 from collections.abc import Generator, Iterator
 from contextlib import closing, contextmanager
 
+from prometheus_client import CollectorRegistry
+
 from weft.lab.servers.processes import free_port
 from weft.lab.waiting import DEADLINE, until
 from weft.runtime import syslog
+from weft.runtime.admission import AdmissionMetrics
 from weft.runtime.syslog import SyslogHandler
 
 
@@ -68,6 +71,21 @@ def test_a_server_that_comes_later_gets_what_was_logged_before_and_how_much_is_m
             assert next(lines).startswith("<14>")
             told = next(line for line in lines if "dropped" in line)
             assert told == f"<12>log records dropped count={handler.dropped}"
+
+
+def test_a_metric_counts_what_was_dropped() -> None:
+    registry, root = CollectorRegistry(), logging.getLogger()
+    registry.register(AdmissionMetrics())
+    assert registry.get_sample_value("weft_log_records_dropped_total") == 0
+    with logging_to("tcp", free_port()) as (logger, handler):
+        root.addHandler(handler)
+        try:
+            for _ in range(20):
+                logger.info("x" * 100_000)
+            assert handler.dropped > 0
+            assert registry.get_sample_value("weft_log_records_dropped_total") == handler.dropped
+        finally:
+            root.removeHandler(handler)
 
 
 def test_udp() -> None:

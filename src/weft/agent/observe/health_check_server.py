@@ -12,7 +12,7 @@ from weft.domain.cluster import Cluster
 from weft.domain.errors import Unavailable
 from weft.domain.ids import NodeName
 from weft.domain.loadbalancer.health import Health, health_of
-from weft.runtime.admission import Guard, Limits
+from weft.runtime.admission import AdmissionMetrics, Guard, Limits
 from weft.runtime.backoff import wait_event
 from weft.runtime.http import errors_as_json, json_response, serving
 from weft.runtime.logs import Log
@@ -30,10 +30,11 @@ ANY = ""
 class HealthCheckServer:
     """One HTTP server per health check port."""
 
-    def __init__(self, cluster: Cluster, services: Services, *, node: NodeName) -> None:
+    def __init__(self, cluster: Cluster, services: Services, *, node: NodeName, admission: AdmissionMetrics) -> None:
         self._cluster = cluster
         self._services = services
         self._node = node
+        self._admission = admission
         self._open: dict[int, AsyncExitStack] = {}
         self._health: dict[int, Health] = {}
 
@@ -74,13 +75,16 @@ class HealthCheckServer:
 
         # Anybody who reaches the node may connect.
         guard = Guard("health-check", _LIMITS)
+        self._admission.add(guard)
         app = web.Application(middlewares=[errors_as_json, guard.middleware()])
         # Any path: load balancers are configured with their own, and kube-proxy answers all of them.
         app.router.add_get("/{tail:.*}", answer)
         stack = AsyncExitStack()
+        stack.callback(self._admission.remove, guard)
         try:
             await stack.enter_async_context(serving(app, ((ANY, port),), tls=None, guard=guard))
         except Unavailable as error:
+            await stack.aclose()
             health = self._health[port]
             log.warning(
                 "cannot listen on health check port", service=f"{health.namespace}/{health.name}", reason=error.message

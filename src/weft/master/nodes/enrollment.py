@@ -17,7 +17,7 @@ from pathlib import Path
 from aiohttp import web
 
 from weft.cni.files import place_file
-from weft.domain.errors import Conflict, Denied, Invalid, Limited, NotFound, Unavailable, WeftError
+from weft.domain.errors import Conflict, Denied, Invalid, NotFound, Unavailable, WeftError
 from weft.domain.ids import MAX_LONG_NAME, check_name
 from weft.ports.orchestrator import Discovery, NetmasterEndpoint
 from weft.runtime.admission import Guard, Limits
@@ -55,10 +55,14 @@ class NodeEnrollment:
 
     def app(self, guard: Guard) -> web.Application:
         app = web.Application(middlewares=[errors_as_json, guard.middleware()], client_max_size=LARGEST)
-        app.router.add_post(PATH, self._join)
+
+        async def join(request: web.Request) -> web.Response:
+            return await self._join(request, guard)
+
+        app.router.add_post(PATH, join)
         return app
 
-    async def _join(self, request: web.Request) -> web.Response:
+    async def _join(self, request: web.Request, guard: Guard) -> web.Response:
         kind, _, token = request.headers.get("Authorization", "").partition(" ")
         if kind != "Bearer" or not token:
             raise Denied("no bearer token: a node joins with the token of its agent")
@@ -66,7 +70,7 @@ class NodeEnrollment:
         signing_request = await request.read()
         check_request(signing_request)
         # The name comes from the token alone; what the CSR asks for is ignored, or an agent could pose as another node.
-        name = await self._review(token)
+        name = await self._review(token, guard)
         try:
             node = check_name(name, field="node", limit=MAX_LONG_NAME)
         except Invalid as error:
@@ -75,15 +79,14 @@ class NodeEnrollment:
         log.info("node certificate issued", node=node)
         return json_response(Joined(certificate=certificate.decode()))
 
-    async def _review(self, token: str) -> str:
+    async def _review(self, token: str, guard: Guard) -> str:
         """The node that a token is bound to. A rejected token costs one TokenReview a minute."""
         digest, now = sha256(token.encode(errors="surrogateescape")).digest(), asyncio.get_running_loop().time()
         until, reason = self._rejected.get(digest, (0.0, ""))
         if now < until:
             raise Denied(reason)
         if self._reviews >= _REVIEWS:
-            details = {"limit": "token_reviews", "retryAfter": 1}
-            raise Limited(f"{_REVIEWS} tokens are being reviewed, the limit: try again in 1 s", details=details)
+            raise guard.limited("token_reviews", f"{_REVIEWS} tokens are being reviewed, the limit")
         self._reviews += 1
         try:
             return await self._discovery.review_token(token)

@@ -10,6 +10,7 @@ from typing import Any
 import aiohttp
 import msgspec
 import pytest
+from prometheus_client import CollectorRegistry
 from tests.support.fake_cluster import FakeCluster
 
 from weft.agent.dataplane.services import Services
@@ -22,6 +23,7 @@ from weft.domain.loadbalancer.kube_objects import EndpointSlice, KubeService, Ku
 from weft.domain.model import Value
 from weft.lab.servers.processes import free_port
 from weft.lab.waiting import eventually, until
+from weft.runtime.admission import AdmissionMetrics, Limits
 from weft.runtime.tasks import background
 
 KEY = (DEFAULT_TENANT, "shop", "web")
@@ -32,7 +34,15 @@ class Scene:
 
     def __init__(self) -> None:
         self.world = FakeCluster()
+        self.admission = AdmissionMetrics()
         self.services = Services(self.world.cluster, node=NodeName("one"), attachment_store=AttachmentStore())
+
+    def rejected(self) -> float:
+        """The metric, for all ports of the node."""
+        registry = CollectorRegistry()
+        registry.register(self.admission)
+        labels = {"listener": "health-check", "reason": "rate"}
+        return registry.get_sample_value("weft_requests_rejected_total", labels) or 0
 
     def put_service(self, port: int) -> None:
         spec = {"spec": {"clusterIPs": ["10.96.0.10"], "ports": [{"port": 80}], "healthCheckNodePort": port}}
@@ -52,7 +62,7 @@ class Scene:
 
     @asynccontextmanager
     async def answering(self) -> AsyncIterator[None]:
-        ports = HealthCheckServer(self.world.cluster, self.services, node=NodeName("one"))
+        ports = HealthCheckServer(self.world.cluster, self.services, node=NodeName("one"), admission=self.admission)
         async with background(ports.run(), name="health ports"):
             yield
 
@@ -93,6 +103,24 @@ async def test_ports_are_closed_with_their_services() -> None:
         await becomes(port, 0)
         scene.put_service(0)
         await becomes(other, 0)
+
+
+async def test_metrics_show_all_ports_together_and_do_not_decrease(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(health_check_server, "_LIMITS", Limits(rate=2.0, local_weight=1.0))
+    scene, port, other = Scene(), free_port(), free_port()
+    scene.put_service(port)
+    async with scene.answering(), aiohttp.ClientSession() as session:
+        await becomes(port, 503)
+        statuses = set()
+        while 429 not in statuses:
+            async with session.get(f"http://127.0.0.1:{port}/page") as answer:
+                statuses.add(answer.status)
+        rejected = scene.rejected()
+        assert rejected >= 1
+        scene.put_service(other)
+        await becomes(other, 503)
+        await becomes(port, 0)
+        assert scene.rejected() >= rejected
 
 
 async def test_a_port_in_use_is_retried(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from datetime import timedelta
 from pathlib import Path
 from types import TracebackType
@@ -29,6 +30,8 @@ class Reviews:
 
     def __init__(self) -> None:
         self.count = 0
+        self.may_answer = asyncio.Event()
+        self.may_answer.set()
 
     async def read(self) -> NetmasterEndpoint | None:
         return None
@@ -38,6 +41,7 @@ class Reviews:
 
     async def review_token(self, token: str) -> str:
         self.count += 1
+        await self.may_answer.wait()
         if token != "good":
             raise Denied("the token is not valid")
         return "node-1"
@@ -80,6 +84,27 @@ async def test_a_rejected_token_costs_one_token_review(tmp_path: Path) -> None:
         assert refused
         assert refused[0]["details"]["limit"] == "rate"
         assert reviews.count == 2
+
+
+async def test_tokens_beyond_those_that_are_reviewed_are_rejected_and_counted(tmp_path: Path) -> None:
+    """An API server that hangs: each token would hold a connection to it."""
+    reviews, port, guard = Reviews(), free_port(), Guard("join", JOIN_LIMITS)
+    reviews.may_answer.clear()
+    app = NodeEnrollment(Authority.open(tmp_path / "authority.pem"), reviews, life=timedelta(hours=1)).app(guard)
+    request = new_request("any").text
+    async with (
+        serving(app, (("127.0.0.1", port),), tls=None, guard=guard),
+        aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=DEADLINE)) as session,
+        asyncio.TaskGroup() as group,
+    ):
+        waiting = [group.create_task(join(session, port, token=f"{n}", body=request)) for n in range(16)]
+        await until(lambda: reviews.count == 16)
+        status, body = await join(session, port, token="good", body=request)
+        assert (status, body["details"]) == (429, {"limit": "token_reviews", "retryAfter": 1})
+        assert guard.rejected["token_reviews"] == 1
+        reviews.may_answer.set()
+        assert {(await answer)[0] for answer in waiting} == {403}
+        assert (await join(session, port, token="good", body=request))[0] == 200
 
 
 async def test_renewal_goes_on_after_a_write_that_failed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
