@@ -263,7 +263,8 @@ class Agent:
             await stack.enter_async_context(serving(app, (settings.rest_address,), tls=None, guard=guard))
 
     def _guard(self, listener: str) -> Guard:
-        guard = Guard(listener, LOCAL_LIMITS)
+        # Fewer where there are few descriptors: they must never be missing for CNI.
+        guard = Guard(listener, LOCAL_LIMITS.within(raise_open_files()))
         self._components.metrics.admission.add(guard)
         return guard
 

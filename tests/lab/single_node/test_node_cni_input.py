@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import socket
 import stat
 import subprocess
@@ -15,6 +16,7 @@ from weft.cni.errors import CniError
 from weft.kernel.netns import Namespace
 from weft.lab.netlab import NetLab
 from weft.lab.waiting import DEADLINE, soon
+from weft.runtime.listener import raise_open_files
 
 # netplugin's REST, netmaster's join, store and REST, the tunnels, and what the operator names.
 LISTENERS = [("tcp", 9090), ("tcp", 9997), ("tcp", 9998), ("tcp", 9999), ("udp", 4789), ("sctp", 8555)]
@@ -74,6 +76,43 @@ async def test_a_hostile_caller_stops_nobody(lab: NetLab) -> None:
     finally:
         for each in silent:
             each.close()
+
+
+@pytest.mark.soak
+async def test_M2_five_thousand_idle_connections_to_the_agent_leave_add_working(lab: NetLab) -> None:
+    """On each of its sockets, REST and CNI, in two waves: pods start and stop, and the metrics say what was closed."""
+    host = await lab.host("one")
+    raise_open_files()
+    with Namespace.open(host.netns) as namespace:
+
+        def connect_all() -> list[socket.socket]:
+            opened = []
+            for _ in range(5000):
+                opened.append(socket.create_connection(("127.0.0.1", 9090), timeout=DEADLINE))
+                opened.append(socket.socket(socket.AF_UNIX))
+                # A blocking socket waits, as a shim does, while the listener's backlog is full.
+                opened[-1].connect(str(host.socket))
+            return opened
+
+        def metrics() -> str:
+            with socket.create_connection(("127.0.0.1", 9090), timeout=DEADLINE) as connection:
+                connection.sendall(b"GET /metrics HTTP/1.1\r\nHost: weft\r\nConnection: close\r\n\r\n")
+                return connection.makefile().read()
+
+        for wave in range(2):
+            idle = await asyncio.to_thread(namespace.run, connect_all)
+            try:
+                one, two = await soon(host.pod(f"one{wave}")), await soon(host.pod(f"two{wave}"))
+                assert await one.eventually_reaches(two)
+                await soon(one.remove())
+                await soon(two.remove())
+                text = await asyncio.to_thread(namespace.run, metrics)
+            finally:
+                for each in idle:
+                    each.close()
+            assert 'weft_agent_cni_requests_total{result="silent",verb="unknown"}' in text
+            assert re.search(r'weft_connections_closed_total\{listener="[^"]*",reason="idle"\}', text)
+        assert host.agent.running
 
 
 async def test_cve_2022_29178_another_user_gets_nothing_from_our_sockets(lab: NetLab) -> None:

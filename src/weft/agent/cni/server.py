@@ -43,6 +43,9 @@ _CHUNK = 1 << 16
 # How many clients may be connected without having sent their request. Shims send at once, so the oldest is given up.
 MAX_SILENT_CLIENTS = 128
 
+# How many requests may be in progress, those of disconnected clients included. More than a node has pods.
+MAX_REQUESTS = 2048
+
 # The part of the client's deadline that is kept for the answer, so that the runtime gets our error and not a timeout:
 # a second, or a quarter of a short deadline.
 ANSWER_MARGIN_S = 1.0
@@ -54,7 +57,8 @@ FINISH_WITHIN_S = 10.0
 _OWN_NETNS = "/proc/self/ns/net"
 
 Serve = Callable[[Request], Awaitable[bytes]]
-# Called after each request: its verb, its error code or `done` or `gone`, and its duration in seconds.
+# Called after each request: its verb, its error code or `done` or `gone`, and its duration in seconds. `silent` is
+# a client that was disconnected because it had sent no request.
 Observe = Callable[[str, str, float], None]
 
 # The CNI code of our errors (cni 2). The first class that matches decides, so subclasses come before their base.
@@ -114,6 +118,8 @@ class InflightRequests:
 
     async def serve(self, request: Request) -> bytes:
         """As `serve` of the constructor. May be cancelled at any time, and then returns at once."""
+        if len(self._inflight) >= MAX_REQUESTS:
+            raise Unavailable(f"the agent has {MAX_REQUESTS} requests in progress, its limit: try again")
         work = asyncio.ensure_future(self._serve(request))
         self._inflight.add(work)
         work.add_done_callback(self._inflight.discard)
@@ -193,7 +199,7 @@ async def _handle(client: socket.socket, silent: dict[socket.socket, None], *, s
     with client:
         try:
             check_caller(client)
-            call = decode_call(await _read_body(client, silent))
+            call = decode_call(await _read_body(client, silent, observe))
             with _recorded(call, observe) as record:
                 await _send(client, encode_answer(await _answer(call, client, serve=serve, record=record)))
         except (OSError, Unreadable, Denied) as error:
@@ -201,13 +207,14 @@ async def _handle(client: socket.socket, silent: dict[socket.socket, None], *, s
 
 
 @contextmanager
-def _counted(client: socket.socket, silent: dict[socket.socket, None]) -> Iterator[None]:
+def _counted(client: socket.socket, silent: dict[socket.socket, None], observe: Observe) -> Iterator[None]:
     """Count a client that has not sent its request. Beyond the limit the one that waits longest is disconnected."""
     if len(silent) >= MAX_SILENT_CLIENTS:
         oldest = next(iter(silent))
         del silent[oldest]
         with suppress(OSError):
             oldest.shutdown(socket.SHUT_RDWR)  # its read ends, and its task with it
+        observe("", "silent", 0.0)
     silent[client] = None
     try:
         yield
@@ -215,14 +222,14 @@ def _counted(client: socket.socket, silent: dict[socket.socket, None]) -> Iterat
         silent.pop(client, None)
 
 
-async def _read_body(client: socket.socket, silent: dict[socket.socket, None]) -> bytes:
+async def _read_body(client: socket.socket, silent: dict[socket.socket, None], observe: Observe) -> bytes:
     """The body of the request frame. The first read nearly always has all of it: shims send before we accept."""
     data = bytearray()
     with suppress(BlockingIOError):
         _extend(data, client.recv(_CHUNK, socket.MSG_DONTWAIT))
     if not _is_complete(data):
         client.setblocking(False)
-        with _counted(client, silent):
+        with _counted(client, silent, observe):
             async with asyncio.timeout(TRANSFER_WITHIN_S):
                 while not _is_complete(data):
                     _extend(data, await asyncio.get_running_loop().sock_recv(client, _CHUNK))

@@ -6,12 +6,14 @@ import asyncio
 import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 from tests.support.fake_datapath import request_of
 
+from weft.agent.cni import server
 from weft.agent.cni.server import MAX_SILENT_CLIENTS, InflightRequests, cni_server, inflight_requests, time_to_work
 from weft.cni.request import Request
 from weft.cni.wire import HEADER_SIZE, Answer, Call, body_size, decode_answer, encode_call
@@ -222,6 +224,38 @@ async def test_no_request_is_in_flight_at_the_end() -> None:
     assert slow.ended == ["Del undone"]
 
 
+async def test_requests_in_progress_are_bounded_also_those_whose_client_is_gone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A caller that sends DEL and disconnects, again and again, gets an error that names the limit."""
+    monkeypatch.setattr(server, "MAX_REQUESTS", 3)
+    slow, handler = SlowHandler(), Handler()
+    async with (
+        inflight_requests(slow.serve) as requests,
+        cni_server(tmp_path / "cni.sock", requests.serve, handler.observe),
+    ):
+        for _ in range(3):
+            before = slow.begun
+            client = Client(*await asyncio.open_unix_connection(tmp_path / "cni.sock"))
+            client.send({**ADD, "CNI_COMMAND": "DEL"})
+            await until(partial(lambda before: slow.begun > before, before))
+            client.disconnect()
+        await until(lambda: handler.observed == [("DEL", "gone")] * 3)
+        another = Client(*await asyncio.open_unix_connection(tmp_path / "cni.sock"))
+        another.send(ADD)
+        failure = await another.failure()
+        assert failure["code"] == 11
+        assert "3 requests in progress" in failure["msg"]
+        assert handler.observed[-1] == ("ADD", "11")
+        slow.resume.set()
+        await until(lambda: slow.ended == ["Del done"] * 3)
+        next_one = Client(*await asyncio.open_unix_connection(tmp_path / "cni.sock"))
+        next_one.send(ADD)
+        assert (await next_one.answer()).exit_code == 0
+        for each in (another, next_one):
+            each.disconnect()
+
+
 async def test_clients_that_send_nothing_are_bounded_and_keep_nobody_out(tmp_path: Path) -> None:
     """Half a frame or none: the ones that wait longest are disconnected, and a shim is answered."""
     handler = Handler()
@@ -230,6 +264,7 @@ async def test_clients_that_send_nothing_are_bounded_and_keep_nobody_out(tmp_pat
         silent[0][1].write(b"\0\0")
         ended = [asyncio.ensure_future(reader.read()) for reader, _ in silent]
         await until(lambda: sum(each.done() for each in ended) >= 20)
+        assert set(handler.observed) == {("", "silent")}
         another = Client(*await asyncio.open_unix_connection(tmp_path / "cni.sock"))
         another.send(ADD)
         assert (await another.answer()).exit_code == 0
