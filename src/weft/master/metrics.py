@@ -10,7 +10,10 @@ from prometheus_client.registry import Collector
 
 from weft.domain import kinds
 from weft.domain.cluster import Cluster
+from weft.domain.desired.placement import tenant_of_namespace
+from weft.domain.errors import Invalid
 from weft.domain.lifecycle.sync_status import State, state_of
+from weft.domain.policy.compile.kube_objects import KubeNamespace
 from weft.runtime.admission import AdmissionMetrics
 
 # Seconds. A request is one commit: about a millisecond with SQLite, some with etcd; more means contention or `wait`.
@@ -55,6 +58,11 @@ class Metrics:
             "NetworkPolicies with rules that allow nothing, because they are unreadable, unsupported or too costly",
             registry=registry,
         )
+        self._without_tenant = Gauge(
+            "weft_kube_namespaces_without_tenant",
+            "Namespaces whose Services are not served, because their label io.contiv.tenant is no name",
+            registry=registry,
+        )
         self._nodes = Gauge(
             "weft_nodes", "Nodes by state (ready, not_ready, unreachable)", ("state",), registry=registry
         )
@@ -64,7 +72,17 @@ class Metrics:
         for kind in kinds.ALL:
             self._objects.labels(kind.name).set(len(cluster.tables[kind.prefix]))
         self._failed_closed.set(sum(1 for policy in cluster.all(kinds.KUBE_POLICY) if policy.fault))
+        self._without_tenant.set(
+            sum(1 for namespace in cluster.all(kinds.KUBE_NAMESPACE) if not _has_tenant(namespace))
+        )
         states = [state_of(cluster, node.name) for node in cluster.all(kinds.NODE)]
         for state in get_args(State):
             self._nodes.labels(_STATE_LABELS[state]).set(states.count(state))
         return generate_latest(self._registry)
+
+
+def _has_tenant(namespace: KubeNamespace) -> bool:
+    try:
+        return bool(tenant_of_namespace(namespace.labels))
+    except Invalid:
+        return False

@@ -6,6 +6,7 @@ import re
 from collections.abc import Mapping
 
 from weft.domain.errors import Invalid
+from weft.domain.ids import DEFAULT_TENANT, TenantName, check_name
 
 TENANT_LABEL = "io.contiv.tenant"
 NETWORK_LABEL = "io.contiv.network"
@@ -45,6 +46,13 @@ def _refuse_misspelt(label: str) -> None:
         raise Invalid(
             f"label {label!r:.80} is unknown: {suggestion}valid are {', '.join(PLACEMENT_LABELS)}", field=label
         )
+
+
+def tenant_of_namespace(labels: Mapping[str, str]) -> TenantName:
+    """The tenant of a Namespace's Services; `Invalid` when its label is empty or no name."""
+    if TENANT_LABEL not in labels:
+        return DEFAULT_TENANT
+    return TenantName(check_name(labels[TENANT_LABEL], field=TENANT_LABEL))
 
 
 def with_defaults(labels: Mapping[str, str], defaults: Mapping[str, str]) -> dict[str, str]:

@@ -2,7 +2,7 @@
 
 - A full list of a kind is diffed against the store; a watch event changes one object.
 - A Service and its slices belong to the tenant that their Namespace's label names. They wait for the Namespace, and
-  move when its label changes.
+  move when its label changes. With a label that is no name of a tenant they are in none.
 - Nothing is deleted before a full list of its kind shows that it is gone.
 - Changes that arrive while a commit is running go into the next one.
 - An object that the store rejects does not keep others out.
@@ -22,9 +22,9 @@ from aiohttp import web
 
 from weft.domain import codec, kinds, model
 from weft.domain.cluster import Cluster
-from weft.domain.desired.placement import TENANT_LABEL
+from weft.domain.desired.placement import TENANT_LABEL, tenant_of_namespace
 from weft.domain.errors import Conflict, Invalid, WeftError
-from weft.domain.ids import DEFAULT_TENANT, TenantName, check_name
+from weft.domain.ids import TenantName
 from weft.domain.kinds import Kind
 from weft.domain.loadbalancer.kube_objects import KubeService, KubeSlice
 from weft.domain.policy.compile.kube_objects import KubePolicy
@@ -75,6 +75,9 @@ class KubeDesired:
 
     def replace(self, kind: Kind[Any], documents: Sequence[model.Value]) -> None:
         self._desired[kind] = {_identity(kind, document): document for document in documents}
+        if kind is kinds.KUBE_NAMESPACE:
+            for namespace in documents:
+                _report_label(namespace)
         self._mark_kinds_dirty(kind)
 
     def put(self, kind: Kind[Any], document: model.Value) -> None:
@@ -85,6 +88,7 @@ class KubeDesired:
             self._mark_document_dirty(kind, identity)
             if kind is kinds.KUBE_NAMESPACE and (before is None or _tenant(before) != _tenant(document)):
                 self._mark_kinds_dirty(*TENANT_SCOPED)
+                _report_label(document)
 
     def remove(self, kind: Kind[Any], document: model.Value) -> None:
         identity = _identity(kind, document)
@@ -155,7 +159,7 @@ class KubeDesired:
                 yield Delete(key)
 
     def _desired_document(self, kind: Kind[Any], identity: _Identity) -> Any:
-        """The document with its tenant; None when it is not desired, waits for its Namespace, or is invalid."""
+        """The document with its tenant; None when it is not desired, has no tenant (yet), or is invalid."""
         document = self._desired[kind].get(identity)
         if document is None:
             return None
@@ -163,7 +167,10 @@ class KubeDesired:
             namespace = self._desired[kinds.KUBE_NAMESPACE].get((document.namespace,))
             if namespace is None:
                 return None
-            document = msgspec.structs.replace(document, tenant=_tenant(namespace))
+            tenant = _tenant(namespace)
+            if tenant is None:
+                return None
+            document = msgspec.structs.replace(document, tenant=tenant)
         try:
             return check(document)
         except Invalid as error:
@@ -275,13 +282,25 @@ def _identity(kind: Kind[Any], document: model.Value) -> _Identity:
     return parts[1:] if kind in TENANT_SCOPED else parts
 
 
-def _tenant(namespace: Any) -> TenantName:
-    """The tenant of a Namespace's label. An invalid name means the default tenant; the ADD of its pods reports it."""
-    text = namespace.labels.get(TENANT_LABEL, "")
+def _tenant(namespace: Any) -> TenantName | None:
+    """The tenant of a Namespace's label; None for an invalid one. The ADD of its pods reports that, too."""
     try:
-        return TenantName(check_name(text, field=TENANT_LABEL)) if text else DEFAULT_TENANT
+        return tenant_of_namespace(namespace.labels)
     except Invalid:
-        return DEFAULT_TENANT
+        return None
+
+
+def _report_label(namespace: Any) -> None:
+    """Log that the Services of a Namespace belong to no tenant. In the default one its pods could reach them."""
+    try:
+        tenant_of_namespace(namespace.labels)
+    except Invalid as error:
+        log.warning(
+            "namespace without a valid tenant: its services are not served",
+            namespace=namespace.name,
+            label=TENANT_LABEL,
+            reason=error.message,
+        )
 
 
 class KubePurge:

@@ -25,6 +25,7 @@ from weft.domain.store_types import LARGEST_VALUE, NEVER, Compare, Delete, Put, 
 from weft.domain.transaction import put
 from weft.master.control.control import ControlPlane
 from weft.master.control.kube_sync import MAX_BYTES, MAX_WRITES, KubeDesired, batches, plan_batch, write_batch
+from weft.master.metrics import Metrics
 from weft.runtime.store.mirror import Mirror
 from weft.runtime.tasks import background
 
@@ -80,6 +81,34 @@ def test_services_belong_to_the_tenant_of_their_namespace() -> None:
     scene.desired.put(kinds.KUBE_NAMESPACE, namespace("ns"))
     scene.sync()
     assert scene.stored()[2:] == [service("ns"), service("other"), slice_of("ns")]
+
+
+@pytest.mark.parametrize("label", ["no_tenant!", "", "x" * 300])
+def test_services_of_a_namespace_with_an_invalid_tenant_label_are_served_nowhere(
+    label: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """They were put into the default tenant, whose pods could then reach them. Its pods do not start, either."""
+    scene = Scene()
+    for kind in KINDS:
+        scene.desired.replace(kind, [])
+    bad = KubeNamespace(name="ns", labels={TENANT_LABEL: label})
+    scene.desired.put(kinds.KUBE_NAMESPACE, namespace("ns", "blue"))
+    scene.desired.put(kinds.KUBE_NAMESPACE, namespace("other"))
+    for space in ("ns", "other"):
+        scene.desired.put(kinds.KUBE_SERVICE, service(space))
+    scene.desired.put(kinds.KUBE_SLICE, slice_of("ns"))
+    scene.sync()
+    scene.desired.put(kinds.KUBE_NAMESPACE, bad)
+    scene.sync()
+    assert scene.stored()[2:] == [service("other")]
+    scene.desired.put(kinds.KUBE_SERVICE, service("ns", address="10.96.0.2"))
+    assert scene.sync() == 0
+    assert any(getattr(record, "weft_fields", {}).get("namespace") == "ns" for record in caplog.records)
+    assert b"weft_kube_namespaces_without_tenant 1.0" in Metrics().expose(scene.world.cluster)
+    scene.desired.put(kinds.KUBE_NAMESPACE, namespace("ns"))
+    scene.sync()
+    assert len(scene.stored()[2:]) == 3
+    assert b"weft_kube_namespaces_without_tenant 0.0" in Metrics().expose(scene.world.cluster)
 
 
 def test_a_service_that_arrives_before_its_namespace_waits_for_it() -> None:
