@@ -67,6 +67,27 @@ async def test_a_backup_is_restored_into_an_empty_master(rest: Rest) -> None:
         await assert_it_works(fresh)
 
 
+async def test_a_dry_run_of_a_restore_writes_nothing_and_says_what_would_change(rest: Rest) -> None:
+    await populate(rest)
+    document = await backup(rest)
+    (await rest.delete("tenants", "t1")).accepted()
+    (await rest.put("tenants", tenantName="later")).accepted()
+    (await rest.put("netprofiles", tenantName="default", profileName="gold", bandwidth="5G")).accepted()
+    before = await rest.state()
+    report = (await rest.post(f"{API}/restore?dry-run=true", document)).accepted()
+    assert await rest.state() == before
+    assert (report["created"], report["deleted"]) == (["tenants/t1"], ["tenants/later"])
+    assert report["changed"] == ["profiles/default/gold"]
+    assert report["counts"] == {"created": 1, "changed": 1, "deleted": 1, "unchanged": len(document["entries"]) - 2}
+    assert report["needsForce"]
+    (await rest.post(f"{API}/restore?dry-run=yes&force=true", document)).refused(400, field="dry-run")
+    assert await rest.state() == before
+    (await rest.post(f"{API}/restore?dry-run=true", {**document, "format": 99})).refused(400, field="format")
+    async with running_master() as fresh:
+        assert not (await fresh.post(f"{API}/restore?dry-run=true", document)).accepted()["needsForce"]
+        assert (await fresh.get("tenants")).accepted()[0]["tenantName"] == "default"
+
+
 async def assert_it_works(rest: Rest) -> None:
     """New things get what is still free, old things go with all they had."""
     made = (await rest.create_endpoint("e9", network="red")).accepted()["EndpointConfig"]

@@ -94,7 +94,16 @@ async def test_kubernetes_objects_are_purged_on_request_only(tmp_path: Path) -> 
                     assert await names(rest, plural) == [name]
                 assert "netctl purge-kubernetes" in master.log.read_text()
                 netctl = (sys.executable, "-m", "weft.ctl.netctl.main", "--netmaster", master.url)
-                purged = await run(*netctl, "purge-kubernetes")
+                before = await rest.state()
+                code, text = await run(*netctl, "purge-kubernetes")
+                assert code == 6
+                assert "1 NetworkPolicy" in text
+                assert "--force" in text
+                code, text = await run(*netctl, "purge-kubernetes", "--dry-run")
+                assert (code, text.splitlines()[-1]) == (0, "would purge 3 objects")
+                assert "would lift NetworkPolicy shop/deny" in text
+                assert await rest.state() == before
+                purged = await run(*netctl, "purge-kubernetes", "--force")
                 assert purged == (0, "purged 3 objects\n")
                 for plural in OBJECTS:
                     assert await names(rest, plural) == []

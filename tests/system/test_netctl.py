@@ -193,6 +193,10 @@ def test_every_command(netmaster: Netmaster, tmp_path: Path) -> None:
     netmaster.succeeds(f"backup {saved}")
     take(CLEAN_UP)
     assert "t1" not in netmaster.succeeds("tenant ls -q").split()
+    planned = netmaster.succeeds(f"restore --dry-run {saved}")
+    assert "would create tenants/t1\n" in planned
+    assert planned.endswith("objects would stay as they are\n")
+    assert "t1" not in netmaster.succeeds("tenant ls -q").split()
     assert netmaster.succeeds(f"restore --force {saved}").startswith("restored ")
     assert netmaster.succeeds("group ls -t t1 -q") == "web\n"
 

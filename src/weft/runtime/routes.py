@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from aiohttp import web
 
+from weft.domain.errors import Malformed
 from weft.runtime.http import Handler
 
 
@@ -38,6 +40,15 @@ class Route:
     local: bool = False
     # Served without credentials: shows only whether the process is alive.
     open: bool = False
+
+
+def is_set(query: Mapping[str, str], name: str) -> bool:
+    """Whether a boolean query parameter is given as true, or without a value; `Malformed` if it is no boolean."""
+    text = query.get(name, "false").lower()
+    # Refused, not ignored: a misspelt dry run would write.
+    if text not in {"true", "false", "1", "0", ""}:
+        raise Malformed(f"{name} must be true or false", field=name)
+    return text in {"true", "1", ""}
 
 
 def register(app: web.Application, routes: tuple[Route, ...]) -> None:

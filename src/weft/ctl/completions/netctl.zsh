@@ -22,7 +22,7 @@ _shtab_netctl_commands() {
     network:'subnets of a tenant'
     node:'machines that run the agent'
     policy:'rules that allow and deny'
-    purge-kubernetes:'Delete the objects synced from Kubernetes, after netmaster has left mode kubernetes'
+    purge-kubernetes:'Delete the objects synced from Kubernetes, after netmaster has left mode kubernetes; lifts NetworkPolicies'
     restore:'Restore a saved state'
     service:'load-balanced virtual IPs'
     tenant:'isolated owners of virtual networks'
@@ -1093,6 +1093,8 @@ _shtab_netctl_policy_rule_rm_defaults_added=0
 
 _shtab_netctl_purge_kubernetes_options=(
   "(- : *)"{-h,--help}"[show this help message and exit]"
+  "--force[also if that lifts NetworkPolicies]"
+  {--preview,--dry-run}"[write nothing\; only show what would change]"
   "--wait[return when every node has applied it\; --wait\=5 gives up after 5 seconds, --wait after 10]"
   "--ignore-unreachable[with --wait\: do not wait for unreachable nodes]"
   "--netmaster[URL of netmaster (NETMASTER)]:URL:"
@@ -1107,6 +1109,7 @@ _shtab_netctl_purge_kubernetes_defaults_added=0
 _shtab_netctl_restore_options=(
   "(- : *)"{-h,--help}"[show this help message and exit]"
   "--force[replace a state that is not empty]"
+  {--preview,--dry-run}"[write nothing\; only show what would change]"
   "--wait[return when every node has applied it\; --wait\=5 gives up after 5 seconds, --wait after 10]"
   "--ignore-unreachable[with --wait\: do not wait for unreachable nodes]"
   "--netmaster[URL of netmaster (NETMASTER)]:URL:"

@@ -258,16 +258,46 @@ def backup(call: Call) -> Iterator[str]:
 def restore(call: Call) -> Iterator[str]:
     """Replace the state of the cluster by a backup."""
     document = read_document(str(call.members["file"]))
-    query = {"force": "1"} if "force" in call.switches else {}
-    reply = call.client.request("POST", f"{API}/restore", query=query, body=document, wait=call.wait)
-    restored = decode_row(reply)
-    yield f"restored {restored.get('restored', 0)} objects\n"
+    reply = _send_forcible(call, "POST", f"{API}/restore", body=document)
+    if "preview" in call.switches:
+        yield from _format_restore_plan(reply)
+    else:
+        yield f"restored {reply.get('restored', 0)} objects\n"
+
+
+def _send_forcible(call: Call, method: str, path: str, *, body: bytes = b"") -> Row:
+    """Send a request that --force allows, or with --preview its dry run."""
+    is_preview = "preview" in call.switches
+    query = {"dry-run": "1"} if is_preview else {"force": "1"} if "force" in call.switches else {}
+    return decode_row(call.client.request(method, path, query=query, body=body, wait=None if is_preview else call.wait))
+
+
+def _format_restore_plan(plan: Row) -> Iterator[str]:
+    counts = plan.get("counts")
+    numbers = counts if isinstance(counts, dict) else {}
+    for member, verb in (("created", "create"), ("changed", "change"), ("deleted", "delete")):
+        keys = _items(plan, member)
+        yield from (f"would {verb} {key}\n" for key in keys)
+        # netmaster names a bounded number of them.
+        if (missing := int(numbers.get(member, 0)) - len(keys)) > 0:
+            yield f"would {verb} {missing} more\n"
+    yield f"{numbers.get('unchanged', 0)} objects would stay as they are\n"
+    if plan.get("needsForce"):
+        yield "the state is not empty: restore needs --force\n"
 
 
 def purge_kubernetes(call: Call) -> Iterator[str]:
     """Delete the objects that were synced from Kubernetes."""
-    reply = call.client.request("DELETE", f"{API}/kubernetes", wait=call.wait)
-    yield f"purged {decode_row(reply).get('purged', 0)} objects\n"
+    reply = _send_forcible(call, "DELETE", f"{API}/kubernetes")
+    if "preview" not in call.switches:
+        yield f"purged {reply.get('purged', 0)} objects\n"
+        return
+    named = _items(reply, "policies")
+    yield from (f"would lift NetworkPolicy {name}\n" for name in named)
+    if (missing := int(str(reply.get("networkPolicies", 0))) - len(named)) > 0:
+        yield f"would lift {missing} more\n"
+    counts = reply.get("counts")
+    yield f"would purge {sum(counts.values()) if isinstance(counts, dict) else 0} objects\n"
 
 
 def print_completion(call: Call) -> Iterator[str]:

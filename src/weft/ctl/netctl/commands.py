@@ -392,14 +392,14 @@ COMMANDS = (
         "Restore a saved state",
         actions.restore,
         (Argument("file", "FILE", "file that backup wrote; - is the standard input"),),
-        (Flag(("--force",), "replace a state that is not empty", form="switch"), *_WAIT),
+        (Flag(("--force",), "replace a state that is not empty", form="switch"), _PREVIEW, *_WAIT),
     ),
     Command(
         ("purge-kubernetes",),
-        "Delete the objects synced from Kubernetes, after netmaster has left mode kubernetes",
+        "Delete the objects synced from Kubernetes, after netmaster has left mode kubernetes; lifts NetworkPolicies",
         actions.purge_kubernetes,
         (),
-        _WAIT,
+        (Flag(("--force",), "also if that lifts NetworkPolicies", form="switch"), _PREVIEW, *_WAIT),
     ),
     Command(
         ("completion",),

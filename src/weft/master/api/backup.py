@@ -27,7 +27,7 @@ from weft.master.api.objects import API
 from weft.ports.store import Store
 from weft.runtime.http import json_response
 from weft.runtime.logs import Log
-from weft.runtime.routes import Query, Route
+from weft.runtime.routes import Query, Route, is_set
 from weft.runtime.store.mirror import Mirror
 
 log = Log("backup")
@@ -38,6 +38,8 @@ CHUNK = 100
 MAX_DOCUMENT = 256 << 20
 # Timeout for the mirror to catch up with the restored state.
 WITHIN_S = 60.0
+# Keys of each kind in the answer of a dry run.
+MAX_KEYS = 1000
 _EVERYTHING = StoreKey("")
 _STATE_KEYS = (ObjectKey, AddressClaimKey, NumberClaimKey, BlockKey)
 
@@ -49,6 +51,18 @@ class Backup(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     weft: str
     revision: int
     entries: dict[StoreKey, msgspec.Raw]
+
+
+class RestorePlan(msgspec.Struct, kw_only=True, frozen=True, rename="camel"):
+    """What a restore would do: numbers, and some of the keys."""
+
+    counts: dict[str, int]
+    created: list[StoreKey]
+    changed: list[StoreKey]
+    deleted: list[StoreKey]
+    # Whether the state is not empty, so that the restore would be refused without `force`.
+    needs_force: bool
+    dry_run: bool = True
 
 
 def is_persistent(key: StoreKey) -> bool:
@@ -67,12 +81,15 @@ class Backups:
 
     def routes(self) -> tuple[Route, ...]:
         force = Query(name="force", about="replace a state that is not empty", schema={"type": "boolean"})
+        dry_run = Query(
+            name="dry-run", about="write nothing; answer what the restore would change", schema={"type": "boolean"}
+        )
         return (
             Route(method="GET", path=f"{API}/backup", handler=self.backup, about="The whole state as one document",
                   answer=Backup),
             Route(method="POST", path=f"{API}/restore", handler=self.restore,
                   about="Replace the state with a backup", body=Backup,
-                  answer=dict[str, int], query=(force,)),
+                  answer=dict[str, int], alternative=RestorePlan, query=(force, dry_run)),
         )  # fmt: skip
 
     async def backup(self, _: web.Request) -> web.Response:
@@ -91,7 +108,9 @@ class Backups:
 
     async def restore(self, request: web.Request) -> web.Response:
         entries = check_backup(await _read_limited(request))
-        if request.query.get("force", "").lower() not in {"1", "true"}:
+        if is_set(request.query, "dry-run"):
+            return json_response(await self._plan(entries))
+        if not is_set(request.query, "force"):
             self._refuse_unless_fresh()
         # The mark comes before the listing: from then on, nothing can be committed that would have to be deleted.
         mark = RevisionEquals(
@@ -107,20 +126,51 @@ class Backups:
         log.info("state restored", objects=len(entries))
         return json_response({"restored": len(entries)})
 
+    async def _plan(self, entries: dict[StoreKey, msgspec.Raw]) -> RestorePlan:
+        """What a restore of these entries would change, without a write."""
+        listed = (await self._store.list(_EVERYTHING)).entries
+        present = {entry.key: entry.value for entry in listed if is_persistent(entry.key)}
+        created = sorted(entries.keys() - present.keys())
+        deleted = sorted(present.keys() - entries.keys())
+        common = entries.keys() & present.keys()
+        changed = sorted(key for key in common if not _is_same(present[key], bytes(entries[key])))
+        counts = {"created": len(created), "changed": len(changed), "deleted": len(deleted)}
+        return RestorePlan(
+            counts={**counts, "unchanged": len(common) - len(changed)},
+            created=created[:MAX_KEYS],
+            changed=changed[:MAX_KEYS],
+            deleted=deleted[:MAX_KEYS],
+            needs_force=bool(self._count_own()) and not self._cluster.restoring,
+        )
+
     def _refuse_unless_fresh(self) -> None:
         """`Conflict` unless the state is that of a bootstrap, or of an interrupted restore."""
+        count = self._count_own()
+        if count and not self._cluster.restoring:
+            raise Conflict(
+                f"the state is not empty ({count} objects): add force to replace it", details={"objects": count}
+            )
+
+    def _count_own(self) -> int:
+        """The number of objects that no bootstrap has made."""
         bootstrapped: dict[str, set[tuple[str, ...]]] = {
             kinds.TENANT.prefix: {(DEFAULT_TENANT,)},
             kinds.NETWORK.prefix: {(DEFAULT_TENANT, DEFAULT_NETWORK)},
             kinds.GLOBAL.prefix: set(self._cluster.tables[kinds.GLOBAL.prefix]),
         }
-        count = sum(
+        return sum(
             len(table.keys() - bootstrapped.get(prefix, set())) for prefix, table in self._cluster.tables.items()
         )
-        if count and not self._cluster.restoring:
-            raise Conflict(
-                f"the state is not empty ({count} objects): add force to replace it", details={"objects": count}
-            )
+
+
+def _is_same(stored: bytes, saved: bytes) -> bool:
+    """Whether two documents are the same; a backup may have been formatted by other tools."""
+    if stored == saved:
+        return True
+    try:
+        return bool(msgspec.json.decode(stored) == msgspec.json.decode(saved))
+    except NOT_JSON:
+        return False  # what is stored cannot be read: it would be replaced
 
 
 async def _read_limited(request: web.Request) -> bytes:

@@ -16,7 +16,7 @@ import msgspec
 
 from weft.domain import codec, kinds, model
 from weft.domain.cluster import Cluster
-from weft.domain.errors import Conflict, Malformed, OpensTraffic, Unavailable
+from weft.domain.errors import Conflict, OpensTraffic, Unavailable
 from weft.domain.ids import TenantName
 from weft.domain.kinds import Kind
 from weft.domain.policy.engine.engine import Engine
@@ -25,7 +25,7 @@ from weft.domain.policy.explain.opening import describe_opening, engines_of, ope
 from weft.domain.store_types import Put
 from weft.domain.transaction import ReadSet, Transaction
 from weft.master.control.control import ControlPlane
-from weft.runtime.routes import Query
+from weft.runtime.routes import Query, is_set
 
 _BOOLEAN: dict[str, Any] = {"type": "boolean"}
 GUARD_QUERY = (
@@ -208,17 +208,10 @@ class GuardedWrites:
 def read_write_options(query: Mapping[str, str]) -> WriteOptions:
     """The options of a write's query, or `Malformed`."""
     return WriteOptions(
-        dry_run=_flag(query, "dry-run"),
-        refuse_opening=_flag(query, "refuse-opening"),
-        report=_flag(query, "report"),
+        dry_run=is_set(query, "dry-run"),
+        refuse_opening=is_set(query, "refuse-opening"),
+        report=is_set(query, "report"),
     )
-
-
-def _flag(query: Mapping[str, str], name: str) -> bool:
-    text = query.get(name, "false").lower()
-    if text not in {"true", "false", "1", "0", ""}:
-        raise Malformed(f"{name} must be true or false", field=name)
-    return text in {"true", "1", ""}
 
 
 def _tenant(value: model.Value | None) -> model.Tenant | None:

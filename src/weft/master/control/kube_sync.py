@@ -23,7 +23,7 @@ from aiohttp import web
 from weft.domain import codec, kinds, model
 from weft.domain.cluster import Cluster
 from weft.domain.desired.placement import TENANT_LABEL, tenant_of_namespace
-from weft.domain.errors import Conflict, Invalid, WeftError
+from weft.domain.errors import Conflict, Invalid, OpensTraffic, WeftError
 from weft.domain.ids import TenantName
 from weft.domain.kinds import Kind
 from weft.domain.loadbalancer.kube_objects import KubeService, KubeSlice
@@ -39,7 +39,7 @@ from weft.ports.orchestrator import ClusterInformers
 from weft.runtime.backoff import Backoff, wait_event
 from weft.runtime.http import json_response
 from weft.runtime.logs import Log
-from weft.runtime.routes import Route
+from weft.runtime.routes import Query, Route, is_set
 from weft.runtime.tasks import background
 
 log = Log("kubernetes")
@@ -51,6 +51,9 @@ MAX_BYTES = 500_000
 
 # Period of a full diff without any event: a restored backup may have brought back deleted objects.
 RESYNC_S = 60.0
+
+# NetworkPolicies that the answer of a dry run names.
+MAX_POLICIES = 1000
 
 # Kinds whose documents belong to the tenant of their Namespace.
 TENANT_SCOPED: tuple[Kind[Any], ...] = (kinds.KUBE_SERVICE, kinds.KUBE_SLICE)
@@ -303,6 +306,15 @@ def _report_label(namespace: Any) -> None:
         )
 
 
+class PurgePlan(msgspec.Struct, kw_only=True, frozen=True, rename="camel"):
+    """What a purge would delete: numbers by kind, and the NetworkPolicies that it would lift, as NAMESPACE/NAME."""
+
+    counts: dict[str, int]
+    policies: list[str]
+    network_policies: int
+    dry_run: bool = True
+
+
 class KubePurge:
     """REST route that deletes all Kubernetes objects from the store, on request only.
 
@@ -316,16 +328,33 @@ class KubePurge:
         self._is_syncing = is_syncing
 
     def routes(self) -> tuple[Route, ...]:
+        flag: dict[str, Any] = {"type": "boolean"}
+        force = Query(name="force", about="also lift NetworkPolicies; refused with 409 otherwise", schema=flag)
+        dry_run = Query(name="dry-run", about="write nothing; answer what would be deleted", schema=flag)
         return (
             Route(method="DELETE", path=f"{API}/kubernetes", handler=self.purge, answer=dict[str, int],
+                  alternative=PurgePlan, query=(force, dry_run),
                   about="Delete all Kubernetes objects from the store, after leaving mode kubernetes"),
         )  # fmt: skip
 
-    async def purge(self, _: web.Request) -> web.Response:
+    async def purge(self, request: web.Request) -> web.Response:
         if self._is_syncing:
             raise Conflict("this netmaster syncs with Kubernetes and would write it again: start it in another --mode")
+        cluster = self._control.cluster
+        policies = sorted(f"{policy.namespace}/{policy.name}" for policy in cluster.all(kinds.KUBE_POLICY))
+        if is_set(request.query, "dry-run"):
+            counts = {kind.name: len(list(cluster.all(kind))) for kind in kinds.KUBERNETES}
+            plan = PurgePlan(counts=counts, policies=policies[:MAX_POLICIES], network_policies=len(policies))
+            return json_response(plan)
+        if policies and not is_set(request.query, "force"):
+            what = "1 NetworkPolicy" if len(policies) == 1 else f"{len(policies)} NetworkPolicies"
+            raise OpensTraffic(
+                f"this lifts {what}, such as {policies[0]}: the pods that they isolate would accept all traffic. "
+                "Nothing was deleted: add force, netctl purge-kubernetes --force, if you want that",
+                details={"networkPolicies": len(policies)},
+            )
         count = 0
-        for batch in batches(_deletes(self._control.cluster)):
+        for batch in batches(_deletes(cluster)):
             await self._control.carry_out(partial(plan_batch, batch))
             count += len(batch)
         log.info("Kubernetes objects purged", documents=count)
