@@ -10,6 +10,7 @@ import pytest
 from tests.support.store_chaos import under_chaos
 
 from weft.adapters.stores.etcd import open_store
+from weft.cni.files import place_file
 from weft.domain.errors import Denied, Invalid, Stale, Unavailable
 from weft.domain.ids import StoreKey
 from weft.lab.servers.certificates import Authority, Certificate
@@ -106,6 +107,27 @@ class TestTls:
             running_etcd(tmp_path / "etcd", tls=server) as cluster,
             open_store(cluster.endpoints, **files(client)) as store,
         ):
+            await check_usable(store)
+
+    async def test_a_new_ca_of_etcd_is_used_while_the_store_is_used(self, tmp_path: Path, authority: Authority) -> None:
+        """etcd reads its certificate for each connection. Nothing fails before, while and after files are replaced."""
+        first = authority.issue("server", subject="/CN=etcd")
+        client = authority.issue("client", subject="/O=weft")
+        second = Authority(tmp_path / "new").issue("server", subject="/CN=etcd")
+        served = Certificate(authority.ca, tmp_path / "served.pem", tmp_path / "served.key")
+        trusted = tmp_path / "trusted.pem"
+        for target, source in ((served.cert, first.cert), (served.key, first.key), (trusted, first.ca)):
+            place_file(target, source.read_bytes(), mode=0o600)
+        async with (
+            running_etcd(tmp_path / "etcd", tls=served) as cluster,
+            open_store(cluster.endpoints, **{**files(client), "ca": str(trusted)}) as store,
+        ):
+            revision = await store.commit([], [Put(A, b"1")])
+            place_file(served.key, second.key.read_bytes(), mode=0o600)
+            place_file(served.cert, second.cert.read_bytes(), mode=0o600)
+            assert await store.read(A)  # over the connection that is open
+            place_file(trusted, second.ca.read_bytes(), mode=0o600)
+            assert await soon(store.commit([], [Put(A, b"2")])) > revision
             await check_usable(store)
 
     async def test_connections_without_a_valid_certificate_fail(
