@@ -84,6 +84,10 @@ class ReferenceAgent:
     def connected(self) -> bool:
         return self._store_side.lease.connected
 
+    @property
+    def refusal(self) -> str:
+        return self._store_side.lease.refusal
+
     async def run(self) -> None:
         async with background(self._mirror.run(), name=f"mirror of {self.node}"):
             await self._store_side.run()

@@ -10,7 +10,7 @@ from tests.support.agents import ReferenceAgent
 
 from weft.adapters.stores.memory import MemoryStore
 from weft.domain import kinds, model
-from weft.domain.errors import Unavailable
+from weft.domain.errors import Unavailable, WeftError
 from weft.domain.ids import EndpointId, EndpointKey, NetworkName, NodeName, TenantName
 from weft.domain.store_types import Compare, Put, Revision, Write
 from weft.domain.transaction import put
@@ -39,10 +39,14 @@ class SlowStore(MemoryStore):
         self.lost_block_answers = 0
         # Whether commits fail without being made.
         self.is_away = False
+        # The error of every commit, which is not made.
+        self.refusal: WeftError | None = None
 
     async def commit(self, compares: Sequence[Compare], writes: Sequence[Write]) -> Revision:
         if self.is_away:
             raise Unavailable("the store is down")
+        if self.refusal:
+            raise self.refusal
         count = sum(isinstance(write, Put) and write.key.startswith("endpoints/") for write in writes)
         if count:
             self.published.append(count)

@@ -12,7 +12,7 @@ from contextlib import suppress
 from weft.agent.cni.attachments import Attachments
 from weft.agent.dataplane.reconciler import Reconciler
 from weft.agent.store.node_lease import NodeLease
-from weft.domain.errors import Stale, Unavailable
+from weft.domain.errors import Denied, Stale, Unavailable
 from weft.domain.store_types import NEVER, PrefixUnchangedSince, Revision
 from weft.ports.store import Store
 from weft.runtime.backoff import Backoff
@@ -52,7 +52,8 @@ class Readiness:
         elif not self._lease.may_allocate:
             found.append("store unreachable longer than --offline-limit: no addresses are allocated")
         if not self._lease.connected:
-            found.append("the store is unreachable")
+            refusal = self._lease.refusal
+            found.append(f"the store refuses this node: {refusal}" if refusal else "the store is unreachable")
         if self._reconciler.fault:
             found.append(f"datapath out of sync: {self._reconciler.fault}")
         elif self._stale:
@@ -65,7 +66,7 @@ class Readiness:
         pace = Backoff(first=self._limit / 2, cap=self._limit / 2)
         while True:
             await pace.pause()
-            with suppress(Unavailable):  # an unreachable store is a fault of its own
+            with suppress(Unavailable, Denied):  # an unreachable store is a fault of its own, and so is a refusal
                 await self.check_staleness()
 
     async def check_staleness(self) -> None:

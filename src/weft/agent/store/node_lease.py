@@ -11,20 +11,22 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import suppress
 from typing import Protocol
 
 from weft.agent.store.store_writer import StoreWriter
 from weft.domain import kinds, model
-from weft.domain.errors import NotFound, Stale, Unavailable
+from weft.domain.errors import Conflict, Denied, Invalid, NotFound, Stale, Unavailable
 from weft.domain.ids import NodeName
 from weft.domain.store_types import NEVER, Put, RevisionEquals
 from weft.domain.transaction import put
 from weft.ports.store import LeaseId, Store
 from weft.runtime.backoff import Backoff
+from weft.runtime.logs import Log
 from weft.runtime.store.lease_keepalive import boottime
 from weft.runtime.store.mirror import Mirror
 from weft.runtime.tasks import background
+
+log = Log("node-lease")
 
 # The key of a restore under way must not exist: a backup is being written over everything.
 _NO_RESTORE = RevisionEquals(kinds.RESTORE_KEY, NEVER)
@@ -69,6 +71,8 @@ class NodeLease:
         self._clock = clock
         # Times of that clock.
         self._last_contact = self._allocate_until = float("-inf")
+        # Why the store refused the last session; empty unless it did.
+        self.refusal = ""
 
     @property
     def node(self) -> NodeName:
@@ -90,11 +94,21 @@ class NodeLease:
             raise Unavailable(f"node {self.node}: store unreachable longer than --offline-limit")
 
     async def run(self, session: Session) -> None:
-        """Hold one session after the other, until cancelled."""
+        """Hold one session after the other, until cancelled.
+
+        A refusal, such as of a document that an older netmaster cannot read, ends nothing: whoever can cure it is not
+        here, and the ports of this node need its agent.
+        """
         backoff = Backoff()
         while True:
-            with suppress(Unavailable, NotFound, Stale):
+            try:
                 await self._session(session)
+            except (Unavailable, NotFound, Stale):
+                self.refusal = ""
+            except (Denied, Invalid, Conflict) as error:
+                if self.refusal != error.message:  # it is retried every other second: one line is enough
+                    log.error("the store refuses this node, retrying", node=self.node, reason=error.message)
+                self.refusal = error.message
             await backoff.pause()
 
     async def _session(self, session: Session) -> None:
@@ -113,6 +127,7 @@ class NodeLease:
             fence = RevisionEquals(key, revision)
             async with background(self._writer.run(fence), name=f"store writer of {self.node}"):
                 self._allocate_until = self._last_contact + self._limit
+                self.refusal = ""
                 await session.run()
 
     async def _keep_alive(self, lease: LeaseId) -> None:

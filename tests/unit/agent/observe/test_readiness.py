@@ -32,7 +32,7 @@ class Node:
         self.store = store
         self.attachments = SimpleNamespace(ready=asyncio.Event())
         self.attachments.ready.set()
-        self.lease = SimpleNamespace(may_allocate=True, connected=True)
+        self.lease = SimpleNamespace(may_allocate=True, connected=True, refusal="")
         self.reconciler = SimpleNamespace(fault="", applied_revision=0)
         self.mirror = SimpleNamespace(revision=0)
         self.readiness = Readiness(
@@ -63,6 +63,9 @@ async def test_each_reason_is_reported(store: MemoryStore) -> None:
     assert node.readiness.faults() == []
     node.lease.connected = False
     assert node.readiness.faults() == ["the store is unreachable"]
+    node.lease.refusal = "node n1 may not"
+    assert node.readiness.faults() == ["the store refuses this node: node n1 may not"]
+    node.lease.refusal = ""
     node.lease.may_allocate = False
     assert len(node.readiness.faults()) == 2
     node.attachments.ready.clear()

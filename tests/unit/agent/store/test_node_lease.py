@@ -9,7 +9,7 @@ from tests.support.agents import ReferenceAgent
 from tests.support.slow_store import LARGE, TENANT, SlowStore, agent_on, key_of
 
 from weft.domain import kinds, model
-from weft.domain.errors import Unavailable
+from weft.domain.errors import Conflict, Denied, Invalid, Unavailable, WeftError
 from weft.domain.ids import NodeName
 from weft.domain.transaction import put
 from weft.lab.waiting import soon, until
@@ -58,6 +58,32 @@ async def test_within_the_offline_limit_own_blocks_are_used_without_the_store() 
     async with agent_on(store) as agent:
         store.is_away = True
         assert (await soon(agent.attach(key_of("second")))).ip_address
+
+
+@pytest.mark.parametrize("refusal", [Denied("not this node"), Invalid("no such format"), Conflict("not now")])
+async def test_H2_a_refused_registration_is_retried(refusal: WeftError) -> None:
+    """An agent that ended would leave its ports without policy updates, and come back into the same refusal."""
+    async with SlowStore() as store:
+        await store.commit([], [put(kinds.TENANT, model.Tenant(name=TENANT)), put(kinds.NETWORK, LARGE)])
+        store.refusal = refusal
+        agent = ReferenceAgent(store, node=NodeName("n1"), ttl=60.0, limit=60.0)
+        async with background(agent.run(), name="agent"):
+            await until(lambda: agent.refusal == refusal.message)
+            assert not agent.connected
+            store.refusal = None
+            await until(lambda: agent.connected)
+            assert agent.refusal == ""
+            assert (await soon(agent.attach(key_of("first")))).ip_address
+
+
+async def test_H2_a_refusal_is_forgotten_when_the_store_goes_away() -> None:
+    async with SlowStore() as store:
+        store.refusal = Denied("not this node")
+        agent = ReferenceAgent(store, node=NodeName("n1"), ttl=60.0, limit=60.0)
+        async with background(agent.run(), name="agent"):
+            await until(lambda: agent.refusal != "")
+            store.is_away = True
+            await until(lambda: agent.refusal == "")
 
 
 async def test_suspend_counts_as_time_without_the_store() -> None:
