@@ -30,7 +30,7 @@ from weft.domain.errors import DatapathFault, WeftError
 from weft.domain.ids import NodeName, StoreKey
 from weft.domain.store_types import Put
 from weft.lab.waiting import DEADLINE, until
-from weft.ports.datapath import NO_CHANGE, Datapath, DriftReport, EndpointConfig, PlugRequest, one_by_one
+from weft.ports.datapath import NO_CHANGE, Datapath, DriftReport, Drop, EndpointConfig, PlugRequest, one_by_one
 from weft.ports.orchestrator import Pods
 from weft.runtime.store.mirror import Mirror
 from weft.runtime.tasks import background
@@ -82,6 +82,14 @@ class FakeDatapath:
         self._items.update(difference.put)
 
     def flush_datapath_cache(self) -> None: ...
+
+    def reap(self) -> None: ...
+
+    def has_drifted(self, *, in_sync: bool = True) -> bool:
+        return False
+
+    def drops(self) -> list[Drop]:
+        return []
 
     def converge(self, desired: Set[StateItem], *, keep_unknown: bool = False) -> DriftReport:
         """Repairs everything but ports, which come and go by plugging."""

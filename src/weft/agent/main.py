@@ -40,7 +40,7 @@ from weft.cni.install import NAMES
 from weft.domain import model
 from weft.domain.cluster import Cluster
 from weft.domain.errors import Conflict, DatapathFault, Unavailable, WeftError
-from weft.domain.lifecycle.store_format import check_format
+from weft.domain.lifecycle.store_format import check_format, check_global
 from weft.domain.store_types import NEVER
 from weft.drivers import (
     DatapathSettings,
@@ -272,9 +272,12 @@ class Agent:
         await self._wait_for_store()
         backoff = Backoff(cap=10.0)
         # Read as another format the store would lack state, and the node would lose its ports. DEL is served meanwhile.
-        while (fault := _format_fault(self._cluster)) is not None:
-            log.error("the store has another format", reason=fault)
+        while fault := _store_fault(self._cluster):
+            if fault != self._readiness.waiting_for:
+                log.error("this store cannot be used, waiting", reason=fault)
+            self._readiness.waiting_for = fault
             await backoff.pause()
+        self._readiness.waiting_for = ""
         while not await self._is_restored():
             await backoff.pause()
         # Only now ADD is served: before, an address might be given to two endpoints, and policy would be missing.
@@ -364,12 +367,14 @@ class Agent:
                 log.error("endpoint removal failed", reason=error.message)
 
 
-def _format_fault(cluster: Cluster) -> str | None:
+def _store_fault(cluster: Cluster) -> str:
+    """Why the node must not be restored from this store; empty if it may."""
     try:
         check_format(cluster)
+        check_global(cluster)
     except Conflict as error:
         return error.message
-    return None
+    return ""
 
 
 def _datapath_settings(settings: AgentSettings) -> DatapathSettings:

@@ -40,6 +40,8 @@ class Readiness:
         self._reconciler = reconciler
         self._limit = limit
         self._stale = ""
+        # Why the node cannot be restored yet; empty if nothing is wrong.
+        self.waiting_for = ""
         # A revision that the store had, and when it was queried.
         self._expected: tuple[Revision, float] = (NEVER, 0.0)
 
@@ -47,7 +49,7 @@ class Readiness:
         """Why this node is not ready; empty when it is."""
         found: list[str] = []
         if not self._attachments.ready.is_set():
-            found.append("the node is not restored yet")
+            found.append(f"the node is not restored yet{self.waiting_for and f': {self.waiting_for}'}")
         # After --offline-limit netmaster may have given our blocks to others: allocating would duplicate addresses.
         elif not self._lease.may_allocate:
             found.append("store unreachable longer than --offline-limit: no addresses are allocated")

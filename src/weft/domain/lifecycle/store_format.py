@@ -28,6 +28,20 @@ def check_format(cluster: Cluster) -> None:
         raise Conflict(f"an older Weft wrote this store, this Weft reads format {FORMAT}: {_REMEDY}")
 
 
+def check_global(cluster: Cluster) -> None:
+    """`Conflict` while the cluster's settings are stored but were never read.
+
+    The defaults would be a guess: in a cluster in bridge mode they mean routing, so that a node would rebuild all of
+    its ports in the wrong mode. Settings that become unreadable later keep their last good value.
+    """
+    if cluster.get(kinds.GLOBAL, "global") is None and cluster.is_unreadable(kinds.GLOBAL, "global"):
+        key = kinds.GLOBAL.store_key("global")
+        reason = cluster.faults[key].reason
+        raise Conflict(
+            f"{key} in the store cannot be read: {reason}; set the global settings again (netctl global set)"
+        )
+
+
 def plan_format(reading: ReadSet) -> Transaction:
     """The commit that marks a fresh store; empty if it has the marker. `Conflict` for a store of another format."""
     cluster = reading.cluster
