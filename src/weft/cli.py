@@ -40,6 +40,12 @@ def _drops(argv: Sequence[str]) -> int:
     return drops.main(argv)
 
 
+def _etcd_roles(argv: Sequence[str]) -> int:
+    from weft.ctl.weft import etcd_roles
+
+    return etcd_roles.main(argv)
+
+
 # weft.cni stands on its own: it must run on a host before any other part of Weft does.
 def _install_cni(argv: Sequence[str]) -> int:
     from weft.cni import install
@@ -89,6 +95,7 @@ SUBCOMMANDS = {
     "capture": Subcommand(_capture, "capture the packets of a workload to a pcap file"),
     "doctor": Subcommand(_doctor, "check this node and suggest fixes"),
     "drops": Subcommand(_drops, "show dropped packets of this node and the rules that dropped them"),
+    "etcd-roles": Subcommand(_etcd_roles, "create users and roles in etcd for agents that use it directly"),
     "install-cni": Subcommand(_install_cni, "install the CNI plugin and its configuration"),
     "lab": Subcommand(_lab, "run a demo cluster on this machine"),
     "shell": Subcommand(_shell, "run a command in a tenant's network namespace"),

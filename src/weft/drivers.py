@@ -13,7 +13,7 @@ from weft.domain.addresses import Address, Subnet
 from weft.domain.errors import Unavailable
 from weft.ports.datapath import Datapath, DatapathTools
 from weft.ports.orchestrator import Orchestrator
-from weft.ports.store import Store
+from weft.ports.store import SharedStore, Store
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,6 +77,11 @@ def open_store(settings: StoreSettings) -> Store:
     """The store of the settings; it is opened when it is entered as an async context manager."""
     members = _members(settings)
     return cast("Store", _find("weft.stores", settings.driver)(**members))
+
+
+def open_shared_store(settings: EtcdStoreSettings) -> SharedStore:
+    """The same for a store that has users and roles."""
+    return cast("SharedStore", open_store(settings))
 
 
 def find_orchestrator(settings: KubernetesSettings) -> Orchestrator:

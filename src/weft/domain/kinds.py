@@ -117,9 +117,14 @@ FORMAT_KEY = StoreKey("format")
 SINGLETONS = frozenset({LEADER_KEY, RESTORE_KEY, SYNC_REQUEST_KEY, FORMAT_KEY})
 
 
+def all_address_claims() -> StoreKey:
+    """The prefix of the address claims of all networks."""
+    return StoreKey(f"{CLAIMS}/addresses/")
+
+
 def address_claims(tenant: str, network: str) -> StoreKey:
     """The prefix of the address claims of a network."""
-    return StoreKey(f"{CLAIMS}/addresses/{tenant}/{network}/")
+    return StoreKey(f"{all_address_claims()}{tenant}/{network}/")
 
 
 def number_claims(pool: str) -> StoreKey:

@@ -55,7 +55,9 @@ __all__ = [
     "Put",
     "Revision",
     "RevisionEquals",
+    "SharedStore",
     "Store",
+    "StoreRoles",
     "Write",
 ]
 
@@ -94,3 +96,27 @@ class Store(Protocol):
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None: ...
+
+
+class StoreRoles(Protocol):
+    """Users and roles of a store that programs use directly. Every call is idempotent."""
+
+    async def put_role(self, name: str, *, writes: Sequence[StoreKey]) -> Sequence[str]:
+        """Let a role read all of our keys and write exactly these; what has changed, for people.
+
+        A key that is empty or ends with a slash stands for all keys below it.
+        """
+        ...
+
+    async def has_user(self, name: str) -> bool: ...
+
+    async def put_user(self, name: str, *, password: str, role: str) -> Sequence[str]:
+        """Create a user if there is none, and grant it the role; what has changed. A user keeps its password."""
+        ...
+
+
+class SharedStore(Store, Protocol):
+    """A store with users and roles of its own."""
+
+    @property
+    def roles(self) -> StoreRoles: ...

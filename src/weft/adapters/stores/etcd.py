@@ -33,6 +33,7 @@ from weft.ports.store import (
     Put,
     Revision,
     RevisionEquals,
+    StoreRoles,
     Write,
 )
 from weft.runtime.backoff import Backoff
@@ -149,6 +150,13 @@ class EtcdStore:
         except NotFound:
             return  # expired already
 
+    @property
+    def roles(self) -> StoreRoles:
+        """Users and roles of this etcd, for the keys below `root`."""
+        from weft.adapters.stores.etcd_roles import EtcdRoles  # noqa: PLC0415  no agent needs it
+
+        return EtcdRoles(self._gateway, self._root)
+
     async def __aenter__(self) -> Self:
         await self._gateway.__aenter__()
         return self
@@ -167,7 +175,7 @@ class EtcdStore:
             return [await self._try_transact(commits[0])]
         try:
             return [await self._transact(merged(commits))] * len(commits)
-        except (Stale, NotFound, Invalid):
+        except (Stale, NotFound, Invalid, Denied):
             # Nothing was written: execute them one by one to find the conflicting ones.
             return await asyncio.gather(*map(self._try_transact, commits))
 

@@ -98,6 +98,62 @@ class Authenticate(Request, frozen=True):
     password: str
 
 
+PermissionType = Literal["READ", "WRITE", "READWRITE"]
+
+
+class Permission(Request, frozen=True):
+    """The permission of a role on a key, or on [key, range_end). As READ is zero, etcd leaves it out."""
+
+    key: bytes
+    range_end: bytes = b""
+    permType: PermissionType = "READ"  # noqa: N815  etcd's spelling
+
+
+class Nothing(Request, frozen=True):
+    """A request without members."""
+
+
+class Named(Request, frozen=True):
+    """A role to add, or a user to read."""
+
+    name: str
+
+
+class RoleRead(Request, frozen=True):
+    """A role to read."""
+
+    role: str
+
+
+class RoleGrant(Request, frozen=True):
+    """Grant a permission to a role."""
+
+    name: str
+    perm: Permission
+
+
+class RoleRevoke(Request, frozen=True):
+    """Revoke the permission of a role on exactly this range."""
+
+    role: str
+    key: bytes
+    range_end: bytes = b""
+
+
+class UserAdd(Request, frozen=True):
+    """Create a user."""
+
+    name: str
+    password: str
+
+
+class UserGrant(Request, frozen=True):
+    """Grant a role to a user."""
+
+    user: str
+    role: str
+
+
 # Other members of the header (cluster, member, raft term) are ignored.
 class Header(msgspec.Struct, frozen=True, gc=False):
     """The revision of the store at the response."""
@@ -150,6 +206,20 @@ class Token(msgspec.Struct, frozen=True):
     """The authentication token."""
 
     token: str = ""
+
+
+class RoleAnswer(msgspec.Struct, frozen=True):
+    """The permissions of a role."""
+
+    perm: list[Permission] = []
+
+
+# The response for one user has its roles, like the list of all roles.
+class Names(msgspec.Struct, frozen=True):
+    """The names of users or roles."""
+
+    users: list[str] = []
+    roles: list[str] = []
 
 
 class Error(msgspec.Struct, frozen=True):

@@ -45,6 +45,21 @@ Present = Mapping[StoreKey, bytes | None]
 _ENDPOINT_HOLDER = "endpoint"
 
 
+def writable_keys(node: NodeName) -> tuple[StoreKey, ...]:
+    """The keys that a node may ever write; one that ends with a slash stands for all keys below it.
+
+    The most that a store can enforce by keys alone (ADR 14): those of endpoints, claims and blocks do not name a node.
+    """
+    return (
+        kinds.NODE.store_key(node),
+        kinds.alive_node(node),
+        kinds.status_prefix(node),
+        kinds.ENDPOINT.store_prefix(),
+        kinds.all_address_claims(),
+        StoreKey(f"{kinds.BLOCKS}/"),
+    )
+
+
 def missing_keys(writes: Sequence[Write], present: Present) -> frozenset[StoreKey]:
     """The keys whose present values `check_ownership` also needs. Call it again with them: claims lead to endpoints."""
     return frozenset(key for write in writes for key in _required_keys(write, present)) - present.keys()
