@@ -13,12 +13,13 @@ from tests.support.policy_testbed import TENANT
 
 from weft.agent.dataplane.policy import TenantPolicy
 from weft.domain import kinds, model
-from weft.domain.addresses import Address
+from weft.domain.addresses import Address, address_hex
 from weft.domain.cluster import Cluster
 from weft.domain.codec import encode
 from weft.domain.desired.diff import Difference
 from weft.domain.desired.state import StateItem
 from weft.domain.ids import EndpointId, GroupName, NetworkName, NodeName, PolicyName, RuleId, StoreKey
+from weft.domain.ipam.allocator import BLOCK_SIZE
 from weft.domain.store_types import Change, Entry, Event, Listing
 
 GROUPS, RULES_EACH = 1_000, 10
@@ -41,7 +42,7 @@ class Rulebook:
         self._cluster = Cluster()
         self._revision = 1
         entries = (Entry(_key(each), encode(each), 1) for each in _objects(rules, make_rule))
-        self._cluster.replace(Listing(tuple(entries), 1))
+        self._cluster.replace(Listing((*_blocks(), *entries), 1))
 
     def full_sync(self) -> Difference[StateItem]:
         """The complete state, as for the first workload of the tenant."""
@@ -113,6 +114,14 @@ def _objects(rules: int, make_rule: MakeRule) -> Iterator[model.Value]:
             yield _deny_rule(group)
             yield from (make_rule(group, number) for number in range(1, RULES_EACH))
         yield _endpoint(group, _LOCAL + group, HERE)
+
+
+def _blocks() -> Iterator[Entry]:
+    """The blocks of both nodes, without which their endpoints would be ignored."""
+    for start, owner in ((_LOCAL - 1, HERE), (_REMOTE, ELSEWHERE)):
+        for first in range(start, start + GROUPS + 1, BLOCK_SIZE):
+            key = StoreKey(kinds.blocks_of(TENANT, _NETWORK) + address_hex(Address(4, first)))
+            yield Entry(key, encode(model.Block(owner=owner)), 1)
 
 
 def _endpoint(group: int, address: int, host: NodeName) -> model.Endpoint:

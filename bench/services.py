@@ -25,12 +25,13 @@ from bench.figures import Figure, Skipped, figure
 from weft.agent.dataplane.services import Services
 from weft.agent.store.attachment_store import AttachmentStore
 from weft.domain import kinds, model
-from weft.domain.addresses import Address
+from weft.domain.addresses import Address, address_hex
 from weft.domain.cluster import Cluster
 from weft.domain.codec import encode
 from weft.domain.desired.diff import Difference
 from weft.domain.desired.state import StateItem
-from weft.domain.ids import EndpointId, NetworkName, NodeName, ServiceName
+from weft.domain.ids import EndpointId, NetworkName, NodeName, ServiceName, StoreKey
+from weft.domain.ipam.allocator import BLOCK_SIZE
 from weft.domain.loadbalancer.state import FrontendKey
 from weft.domain.loadbalancer.table import LoadBalancerTable, Target, pool_of
 from weft.domain.policy.model.protocols import TCP, UDP
@@ -203,7 +204,13 @@ def _cluster(services: int) -> Cluster:
         Entry(kind.store_key(*kind.key_parts(value)), encode(value), 1)  # type: ignore[arg-type]  # each value matches its kind
         for kind, value in values
     )
-    cluster.replace(Listing(tuple(entries), 1))
+    # Endpoints are backends only with an address of a block of their node.
+    blocks = (
+        Entry(StoreKey(kinds.blocks_of(TENANT, NETWORK) + address_hex(Address(4, first))), encode(block), 1)
+        for block in (model.Block(owner="two"),)
+        for first in range(PODS, PODS + services * PROVIDERS, BLOCK_SIZE)
+    )
+    cluster.replace(Listing((*blocks, *entries), 1))
     return cluster
 
 

@@ -30,7 +30,17 @@ from weft.domain.errors import DatapathFault, WeftError
 from weft.domain.ids import NodeName, StoreKey
 from weft.domain.store_types import Put
 from weft.lab.waiting import DEADLINE, until
-from weft.ports.datapath import NO_CHANGE, Datapath, DriftReport, Drop, EndpointConfig, PlugRequest, one_by_one
+from weft.ports.datapath import (
+    NO_CHANGE,
+    Datapath,
+    DriftReport,
+    Drop,
+    EndpointConfig,
+    PlugRequest,
+    TenantNetnsReport,
+    VerdictCounters,
+    one_by_one,
+)
 from weft.ports.orchestrator import Pods
 from weft.runtime.store.mirror import Mirror
 from weft.runtime.tasks import background
@@ -89,6 +99,12 @@ class FakeDatapath:
         return False
 
     def drops(self) -> list[Drop]:
+        return []
+
+    def counters(self) -> list[VerdictCounters]:
+        return []
+
+    def inspect(self) -> list[TenantNetnsReport]:
         return []
 
     def converge(self, desired: Set[StateItem], *, keep_unknown: bool = False) -> DriftReport:

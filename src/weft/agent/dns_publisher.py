@@ -127,6 +127,9 @@ class ZonePusher:
             elif key.kind is kinds.NETWORK and key.tenant in self._active:
                 self._dirty_tenants.add(key.tenant)
                 self._wake()
+        for changed in self._cluster.cover_changed:
+            folder, *parts = changed.split("/")
+            self._touch((folder, *parts))
 
     def add_endpoint(self, endpoint: Endpoint) -> None:
         """An endpoint has its policy and is about to start: it may send queries before the store has it."""
@@ -303,7 +306,8 @@ class ZonePusher:
             (kinds.ENDPOINT.prefix, *endpoint.key)
             for tenant in self._dirty_policies & self._active
             for endpoint in self._cluster.all(kinds.ENDPOINT, tenant)
-            if self._dns_egress_denied(endpoint) is not self._denied.get(endpoint.key, Transports.NONE)
+            if endpoint.key not in self._cluster.uncovered
+            and self._dns_egress_denied(endpoint) is not self._denied.get(endpoint.key, Transports.NONE)
         }
 
     def _changed_entries(self, objects: set[_Key], tenants: set[TenantName]) -> list[Entries]:
@@ -346,8 +350,7 @@ class ZonePusher:
 
     def _endpoint(self, tenant: TenantName, network: str, endpoint: str) -> tuple[str, Entry]:
         key = EndpointKey(tenant, NetworkName(network), EndpointId(endpoint))
-        stored = self._cluster.get(kinds.ENDPOINT, *key)
-        known = stored.value if stored else self._pending.get(key)
+        known = self._cluster.covered_endpoint(key) or self._pending.get(key)
         if known is None:
             self._denied.pop(key, None)
             return endpoint_owner(network, endpoint), EMPTY_ENTRY

@@ -126,6 +126,11 @@ class Metrics:
             registry=registry,
         )
         self.blocks = Gauge("weft_agent_address_blocks", "IPAM blocks owned by this node", registry=registry)
+        self.uncovered_endpoints = Gauge(
+            "weft_agent_uncovered_endpoints",
+            "Endpoints that are ignored: no block of their node and no claim of theirs covers their address",
+            registry=registry,
+        )
         self.peers = Gauge("weft_agent_peers", "Peers by liveness", ("state",), registry=registry)
         self.store_connected = Gauge("weft_agent_store_connected", "1 if connected to the store", registry=registry)
         self.kube_api_connected = Gauge(

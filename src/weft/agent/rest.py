@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any
 
 from aiohttp import web
@@ -39,6 +40,8 @@ log = Log("agent-rest")
 
 # Reads wait for the datapath thread, which may be busy with ADDs for some seconds.
 SURVEY_TIMEOUT_S = 10.0
+# Endpoints without a block or claim that /inspect/driver lists: a hostile node can make any number.
+MAX_UNCOVERED = 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -128,6 +131,7 @@ class AgentRest:
         for state in ("reachable", "unreachable"):
             metrics.peers.labels(state).set(peers[state])
         metrics.blocks.set(self._blocks())
+        metrics.uncovered_endpoints.set(len(agent.cluster.uncovered))
         metrics.store_connected.set(agent.lease.connected)
         metrics.ready.set(not agent.readiness.faults())
         metrics.realized_revision.set(agent.reconciler.applied_revision)
@@ -171,6 +175,7 @@ class AgentRest:
                 "driftRepairs": agent.reconciler.repaired,
                 "addressBlocks": self._blocks(),
                 "unreadableKeys": agent.unreadable.show(),
+                "uncoveredEndpoints": self._uncovered(),
                 "dns": self._dns_state(),
                 "policy": self._count(counters).shortened(),
                 "tenantNamespaces": [show_netns(report) for report in reports],
@@ -215,6 +220,12 @@ class AgentRest:
     def _liveness(self, node: model.Node) -> str:
         # An agent sees liveness only. Whether a peer is Ready is up to netmaster, which compares sync status.
         return "unreachable" if self._agent.cluster.is_unreachable(node.name) else "reachable"
+
+    def _uncovered(self) -> list[str]:
+        """Endpoints that are ignored; the last line says how many are left out."""
+        found = self._agent.cluster.uncovered
+        shown = [":".join(parts) for parts in islice(found, MAX_UNCOVERED)]
+        return shown + ([f"{len(found) - len(shown)} more"] if len(found) > len(shown) else [])
 
     def _blocks(self) -> int:
         own = self._agent.settings.host

@@ -12,8 +12,8 @@ from weft.domain import kinds, model
 from weft.domain.addresses import Address, Range, parse_range
 from weft.domain.codec import Read
 from weft.domain.errors import WeftError
-from weft.domain.ids import GroupKey, NetworkKey, NodeName, StoreKey, TenantName, store_key
-from weft.domain.ipam.allocator import NumberSet
+from weft.domain.ids import EndpointKey, GroupKey, NetworkKey, NodeName, StoreKey, TenantName, store_key
+from weft.domain.ipam.allocator import BLOCK_SIZE, NumberSet
 from weft.domain.kinds import Kind
 from weft.domain.store_documents import (
     UNREADABLE_BLOCK,
@@ -92,6 +92,11 @@ class Cluster:
         self.by_network: dict[NetworkKey, dict[str, Stored[model.Endpoint]]] = {}
         # Addresses of endpoints by network and family, for the search of the next free one.
         self.in_use: dict[tuple[NetworkKey, int], NumberSet] = {}
+        # Endpoints with an address that neither a block of their node nor a claim of theirs covers. Routes, policy,
+        # services and DNS ignore them: a node that writes to etcd directly could take over any address (H3).
+        self.uncovered: dict[tuple[str, ...], None] = {}
+        # Endpoints that are covered, or no longer so, because of blocks and claims in the last change.
+        self.cover_changed: list[StoreKey] = []
         # Address pools of groups, which other endpoints must not use.
         self.pools: dict[NetworkKey, dict[str, Range]] = {}
         self.numbers: dict[str, NumberPool] = {}
@@ -133,6 +138,7 @@ class Cluster:
 
     def apply(self, change: Change) -> None:
         """Apply the events of one revision."""
+        self.cover_changed = []
         for event in change.events:
             if event.value is None:
                 self.drop(event.key)
@@ -186,11 +192,11 @@ class Cluster:
             case ObjectKey(kind, _), Read(document):
                 self._index_object(kind, Stored(document, revision))
             case AddressClaimKey(network, address), Read(document):
-                self.address_pool(network, address.family).put(address.number, Stored(document, revision))
+                self._set_claim(network, address, Stored(document, revision))
             case NumberClaimKey(pool, number), Read(document):
                 self.number_pool(pool).put(number, Stored(document, revision))
             case BlockKey(network, first), Read(document):
-                self.blocks.setdefault(network, {})[first] = Stored(document, revision)
+                self._set_block(network, first, Stored(document, revision))
             case AppliedKey(node), Read(document):
                 self.sync_statuses[node] = document
             case AliveKey(group, name), _:
@@ -214,11 +220,11 @@ class Cluster:
             self._keep_last_good(key, fault.revision, {parsed.kind.prefix: {parsed.parts: before}})
         match parsed:
             case AddressClaimKey(network, address):
-                self.address_pool(network, address.family).put(address.number, Stored(UNREADABLE_CLAIM, fault.revision))
+                self._set_claim(network, address, Stored(UNREADABLE_CLAIM, fault.revision))
             case NumberClaimKey(pool, number):
                 self.number_pool(pool).put(number, Stored(UNREADABLE_CLAIM, fault.revision))
             case BlockKey(network, first):
-                self.blocks.setdefault(network, {})[first] = Stored(UNREADABLE_BLOCK, fault.revision)
+                self._set_block(network, first, Stored(UNREADABLE_BLOCK, fault.revision))
         self.faults[key] = fault
 
     def _index_object(self, kind: Kind[Any], stored: Stored[Any]) -> None:
@@ -234,8 +240,11 @@ class Cluster:
             if before is not None:
                 self._drop_endpoint(before.value)
             self.by_network.setdefault(decoded.network_key, {})[decoded.endpoint_id] = stored
-            for address in decoded.addresses:
+            addresses = decoded.addresses
+            for address in addresses:
                 self.numbers_in_use(decoded.network_key, address.family).add(address.number)
+            if not self._covers(decoded, addresses):
+                self.uncovered[own_parts] = None
 
     def _note_unknown(self, key: StoreKey, found: Read[Any]) -> None:
         if found.unknown:
@@ -269,11 +278,11 @@ class Cluster:
                 if gone is not None:
                     self._drop_endpoint(gone.value)
             case AddressClaimKey(network, address):
-                self.address_pool(network, address.family).drop(address.number)
+                self._set_claim(network, address, None)
             case NumberClaimKey(pool, number):
                 self.number_pool(pool).drop(number)
             case BlockKey(network, first):
-                self.blocks.get(network, {}).pop(first, None)
+                self._set_block(network, first, None)
             case AliveKey(group, name):
                 self.alive.get(group, {}).pop(name, None)
             case AppliedKey(node):
@@ -287,6 +296,69 @@ class Cluster:
             case SingletonKey(kinds.FORMAT_KEY):
                 self.format = ""
 
+    def _set_claim(self, network: NetworkKey, address: Address, claim: Stored[model.Claim] | None) -> None:
+        pool = self.address_pool(network, address.family)
+        before = pool.holders.get(address.number)
+        if claim is None:
+            pool.drop(address.number)
+        else:
+            pool.put(address.number, claim)
+        for holder in {each.value.holder for each in (before, claim) if each}:
+            kind, _, parts = holder.partition(":")
+            if kind == kinds.ENDPOINT.name and (found := self.get(kinds.ENDPOINT, *parts.split(":"))):
+                self._check_cover(found.value)
+
+    def _set_block(self, network: NetworkKey, first: Address, block: Stored[model.Block] | None) -> None:
+        blocks = self.blocks.setdefault(network, {})
+        before = blocks.pop(first, None)
+        if block is not None:
+            blocks[first] = block
+        if (before and before.value.owner) == (block and block.value.owner):
+            return
+        # Nearly always a block is taken before, and returned after, an endpoint has one of its addresses.
+        last = first.number + BLOCK_SIZE - 1
+        if self.numbers_in_use(network, first.family).next_taken(first.number, last) is None:
+            return
+        for endpoint in list(self.endpoints(network)):
+            if any(each.family == first.family and first.number <= each.number <= last for each in endpoint.addresses):
+                self._check_cover(endpoint)
+
+    def _check_cover(self, endpoint: model.Endpoint) -> None:
+        parts = tuple(endpoint.key)
+        is_covered = self.covers(endpoint)
+        if is_covered is (parts not in self.uncovered):
+            return
+        if is_covered:
+            del self.uncovered[parts]
+        else:
+            self.uncovered[parts] = None
+        self.cover_changed.append(kinds.ENDPOINT.store_key(*parts))
+
+    def covers(self, endpoint: model.Endpoint) -> bool:
+        """Whether each address of an endpoint is in a block of its node, or claimed by it."""
+        return self._covers(endpoint, endpoint.addresses)
+
+    def _covers(self, endpoint: model.Endpoint, addresses: Iterable[Address]) -> bool:
+        blocks = self.blocks.get(endpoint.network_key, {})
+        for address in addresses:
+            # A subnet with blocks has at least 1,024 addresses, so that each of its blocks is aligned.
+            block = blocks.get(Address(address.family, address.number - address.number % BLOCK_SIZE))
+            if block is not None and block.value.owner == endpoint.host:
+                continue
+            claim = self.address_pool(endpoint.network_key, address.family).holders.get(address.number)
+            if claim is None or claim.value.holder != f"{kinds.ENDPOINT.name}:{endpoint.key}":
+                return False
+        return True
+
+    def covered_endpoint(self, key: EndpointKey) -> model.Endpoint | None:
+        """An endpoint whose addresses are its own; None for an absent and for an uncovered one."""
+        stored = None if key in self.uncovered else self.get(kinds.ENDPOINT, *key)
+        return stored.value if stored else None
+
+    def covered_endpoints(self, network: NetworkKey) -> Iterator[model.Endpoint]:
+        """The endpoints of a network whose addresses are their own, in no order."""
+        return (endpoint for endpoint in self.endpoints(network) if endpoint.key not in self.uncovered)
+
     def _put_pool(self, group: model.Group) -> None:
         if group.ip_pool:
             pools = self.pools.setdefault(NetworkKey(group.tenant, group.network), {})
@@ -299,6 +371,7 @@ class Cluster:
     def _drop_endpoint(self, gone: model.Value) -> None:
         if not isinstance(gone, model.Endpoint):
             return
+        self.uncovered.pop(tuple(gone.key), None)
         for address in gone.addresses:
             self.numbers_in_use(gone.network_key, address.family).discard(address.number)
         members = self.by_network.get(gone.network_key, {})

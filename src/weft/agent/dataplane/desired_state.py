@@ -170,6 +170,10 @@ class DesiredState:
                 self._all_touched |= group is None or group.value.pkt_tag > 0
             if kind is kinds.NETWORK:
                 self.networks_changed.set()
+        # What a block or a claim has changed about endpoints that are not in this change.
+        for key in self._cluster.cover_changed:
+            for feature in self._features:
+                feature.follow(key)
         self._all_touched |= self._services.exposed_tenants != exposed_before
         self.changed.set()
 

@@ -259,7 +259,7 @@ class TenantServices:
         self._table = LoadBalancerTable(tenant)
         self._cluster_dns = ClusterDns(cluster, tenant)
         for endpoint in cluster.all(kinds.ENDPOINT, tenant):
-            self._put_endpoint(endpoint.key, endpoint)
+            self._update_endpoint(endpoint.key)
         for key in self._attached:
             self._update_endpoint(key)
         for service in cluster.all(kinds.SERVICE, tenant):
@@ -303,10 +303,7 @@ class TenantServices:
         self._update_endpoint(key)
 
     def _update_endpoint(self, key: EndpointKey) -> None:
-        stored = self._cluster.get(kinds.ENDPOINT, *key)
-        self._put_endpoint(key, None if stored is None else stored.value)
-
-    def _put_endpoint(self, key: EndpointKey, stored: model.Endpoint | None) -> None:
+        stored = self._cluster.covered_endpoint(key)
         attached = self._attached.get(key)
         known = attached if stored is None else stored
         if known is None or (known.host == self._node and attached is None):

@@ -43,6 +43,7 @@ from weft.domain.host_access.state import (
 )
 from weft.domain.ids import EndpointKey, NetworkKey, NodeName, TenantName
 from weft.domain.ipam import ipam
+from weft.domain.ipam.allocator import BLOCK_SIZE
 from weft.domain.loadbalancer.state import Backend, Frontend, FrontendSources, ServiceItem, Vip
 from weft.domain.policy.policymap.policy_state import CidrIdentity, IpIdentity, PolicyEntry, PolicyItem, VerdictCounter
 from weft.domain.validation import check, parse_bandwidth
@@ -277,7 +278,7 @@ def _overlay_state(cluster: Cluster, node: NodeName, network: model.Network) -> 
         yield VxlanPeer(network.tenant, number, vtep, floods=bridged and floods(cluster))
     for block, stored in () if bridged else cluster.blocks.get(network.key, {}).items():
         if vtep := vteps.get(NodeName(stored.value.owner), ""):
-            length = BITS[block.family] - ipam.BLOCK_SIZE.bit_length() + 1
+            length = BITS[block.family] - BLOCK_SIZE.bit_length() + 1
             yield RemoteRoute(network.tenant, Prefix(block.family, block.number, length), number, vtep)
     for endpoint in cluster.endpoints(network.key):
         yield from remote_items_of(cluster, node, endpoint)

@@ -49,7 +49,7 @@ def tenant_zone(
     for service in cluster.all(kinds.SERVICE, tenant):
         entries[service_owner(service.name)] = service_entry(service, domain=domain)
     for network in cluster.networks(tenant):
-        for endpoint in cluster.endpoints(network.key):
+        for endpoint in cluster.covered_endpoints(network.key):
             owner = endpoint_owner(endpoint.network, endpoint.endpoint_id)
             entries[owner] = workload_entry(endpoint, dns_egress_denied=dns_egress_denied, domain=domain)
     # One pass over all slices, rather than one scan per service.

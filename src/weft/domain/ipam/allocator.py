@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator
 
+# Addresses of a block. Calico's default too: small enough for many nodes, and a node seldom asks for another.
+BLOCK_SIZE = 64
 # Bits of one chunk: Python finds a free bit in an integer of this size faster than in many small ones.
 _CHUNK = 1024
 _FULL = (1 << _CHUNK) - 1

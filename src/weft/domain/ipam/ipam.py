@@ -28,12 +28,10 @@ from weft.domain.addresses import (
 from weft.domain.cluster import Cluster
 from weft.domain.errors import Conflict, Exhausted, Invalid
 from weft.domain.ids import GroupKey, NetworkKey, NodeName, StoreKey
-from weft.domain.ipam.allocator import EMPTY, NumberSet, choose, subtract
+from weft.domain.ipam.allocator import BLOCK_SIZE, EMPTY, NumberSet, choose, subtract
 from weft.domain.store_types import NEVER, Delete, Put, Write
 from weft.domain.transaction import ReadSet, holder_of, put_claim
 
-# Calico's default too: small enough for many nodes, large enough that a node seldom asks for another.
-BLOCK_SIZE = 64
 # In a smaller pool a few nodes with blocks would leave nothing for the others.
 EXCLUSIVE_FROM = 1024
 # Prefix of the holder of an address that is reserved before its endpoint exists, as Docker does.
@@ -176,19 +174,6 @@ def holds_claim(cluster: Cluster, endpoint: model.Endpoint, address: Address) ->
     """Whether an endpoint holds the claim of an address."""
     stored = cluster.address_pool(endpoint.network_key, address.family).holders.get(address.number)
     return stored is not None and stored.value.holder == holder_of(kinds.ENDPOINT, endpoint)
-
-
-def has_its_addresses(cluster: Cluster, endpoint: model.Endpoint) -> bool:
-    """Whether each address of an endpoint is in a block of its node, or claimed by it.
-
-    Others must not believe an endpoint that does not: a hostile node could publish it to take an address over.
-    """
-    blocks = cluster.blocks.get(endpoint.network_key, {})
-    for address in endpoint.addresses:
-        block = blocks.get(Address(address.family, address.number - address.number % BLOCK_SIZE))
-        if (block is None or block.value.owner != endpoint.host) and not holds_claim(cluster, endpoint, address):
-            return False
-    return True
 
 
 def check_claimable(

@@ -19,7 +19,8 @@ from weft.domain import codec, kinds
 from weft.domain.addresses import Address, address_hex
 from weft.domain.errors import Denied, Invalid, Malformed, Unavailable
 from weft.domain.ids import NodeName, StoreKey, store_key
-from weft.domain.ipam.ipam import BLOCK_SIZE, RESERVED
+from weft.domain.ipam.allocator import BLOCK_SIZE
+from weft.domain.ipam.ipam import RESERVED
 from weft.domain.model import Block, Claim, Endpoint
 from weft.domain.store_documents import UNREADABLE_BLOCK, UNREADABLE_CLAIM, decode_stored
 from weft.domain.store_keys import (

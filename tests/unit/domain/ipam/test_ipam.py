@@ -13,7 +13,7 @@ from weft.domain.addresses import Address, parse_address
 from weft.domain.errors import Conflict, Exhausted, Invalid
 from weft.domain.ids import NodeName
 from weft.domain.ipam import ipam
-from weft.domain.ipam.allocator import NumberSet
+from weft.domain.ipam.allocator import BLOCK_SIZE, NumberSet
 from weft.domain.lifecycle.changes.endpoints import plan_publish
 
 NODE = NodeName("n1")
@@ -229,8 +229,8 @@ def test_every_address_lies_in_its_block(number: int) -> None:
     blue = network(subnet=LARGE)
     address = Address(4, 0x0A010000 + number)
     block = ipam.block_of(blue, address)
-    assert block.number <= address.number < block.number + ipam.BLOCK_SIZE
-    assert (block.number - 0x0A010000) % ipam.BLOCK_SIZE == 0
+    assert block.number <= address.number < block.number + BLOCK_SIZE
+    assert (block.number - 0x0A010000) % BLOCK_SIZE == 0
 
 
 def test_runs_are_written_as_the_original_did() -> None:

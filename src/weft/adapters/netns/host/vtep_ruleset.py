@@ -25,7 +25,7 @@ from weft.domain.desired.segments import RemoteMac, vlan_tag
 from weft.domain.desired.state import Overlay, RemoteRoute, StateItem, VxlanPeer
 from weft.domain.host_access.state import HostLink, RemoteHostReturnRoute
 from weft.domain.ids import TenantName
-from weft.domain.ipam.ipam import BLOCK_SIZE
+from weft.domain.ipam.allocator import BLOCK_SIZE
 from weft.kernel.netlink.codec import pack_address
 from weft.kernel.netlink.nft_set import Element, key
 

@@ -8,6 +8,7 @@ from weft.domain import kinds, model
 from weft.domain.errors import Conflict, Exhausted, Invalid
 from weft.domain.ids import NetworkKey, StoreKey
 from weft.domain.ipam import ipam
+from weft.domain.ipam.allocator import BLOCK_SIZE
 from weft.domain.lifecycle.changes.tags import take_vlan
 from weft.domain.store_types import NEVER, Delete, Write
 from weft.domain.transaction import ReadSet, holder_of, put, put_claim
@@ -76,7 +77,7 @@ def _check_pool(reading: ReadSet, network: model.Network, wanted: model.Group) -
             stored.value.owner
             and block.family == 4
             and block.number <= pool.last
-            and pool.first < block.number + ipam.BLOCK_SIZE
+            and pool.first < block.number + BLOCK_SIZE
         ):
             raise Conflict(f"ipPool {pool} overlaps an address block of node {stored.value.owner}", field="ipPool")
 

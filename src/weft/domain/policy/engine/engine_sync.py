@@ -52,6 +52,9 @@ def sync_object(engine: Engine, cluster: Cluster, key: StoreKey) -> Affected:
         return Affected()
     # The current state counts, not the event: several events for one key then have the same effect as the last.
     stored = cluster.get(parsed.kind, *parsed.parts)
+    # Its identity would be that of an address which is another endpoint's (H3).
+    if parsed.parts in cluster.uncovered and parsed.kind is kinds.ENDPOINT:
+        stored = None
     affected = remove_object(engine, parsed) if stored is None else engine.put(stored.value)
     if document := _governing(parsed):
         is_lost = stored is None and cluster.is_unreadable(parsed.kind, *parsed.parts)

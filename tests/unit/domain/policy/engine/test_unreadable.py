@@ -10,12 +10,14 @@ from tests.support.fake_cluster import DEFAULT, group, network, policy, rule
 from weft.domain import codec, kinds, model
 from weft.domain.cluster import Cluster
 from weft.domain.ids import EndpointId, NetworkName
+from weft.domain.ipam import ipam
 from weft.domain.kinds import Kind
 from weft.domain.policy.compile.kube_objects import KubeNamespace, KubePolicy
 from weft.domain.policy.engine.engine import Engine
 from weft.domain.policy.engine.engine_sync import SHARED_KINDS, TENANT_KINDS, keys_to_sync, sync_object
 from weft.domain.policy.model.netpol import PolicySpec
 from weft.domain.store_types import Change, Entry, Event, Listing
+from weft.domain.transaction import holder_of, put_claim
 
 WEB, OTHER, POD = "default:blue:web", "default:blue:other", "default:blue:pod"
 
@@ -47,7 +49,14 @@ def key(kind: Kind[Any], value: model.Value) -> Any:
 
 
 def entries() -> list[Entry]:
-    return [Entry(key(kind, value), codec.encode(value), 1) for kind, value in objects()]
+    endpoints = [value for _, value in objects() if isinstance(value, model.Endpoint)]
+    # Without a claim of its address an endpoint is ignored.
+    claims = [
+        Entry(put.key, put.value, 1)
+        for each in endpoints
+        for put in (put_claim(ipam.claim_key(network(), *each.addresses), holder_of(kinds.ENDPOINT, each)),)
+    ]
+    return [*claims, *(Entry(key(kind, value), codec.encode(value), 1) for kind, value in objects())]
 
 
 def engine_of(cluster: Cluster) -> Engine:
