@@ -335,18 +335,20 @@ class Cluster:
         self.cover_changed.append(kinds.ENDPOINT.store_key(*parts))
 
     def covers(self, endpoint: model.Endpoint) -> bool:
-        """Whether each address of an endpoint is in a block of its node, or claimed by it."""
+        """Whether each address of an endpoint is claimed by it or, where nobody claims it, in a block of its node."""
         return self._covers(endpoint, endpoint.addresses)
 
     def _covers(self, endpoint: model.Endpoint, addresses: Iterable[Address]) -> bool:
         blocks = self.blocks.get(endpoint.network_key, {})
         for address in addresses:
+            claim = self.address_pool(endpoint.network_key, address.family).holders.get(address.number)
+            if claim is not None:
+                if claim.value.holder != f"{kinds.ENDPOINT.name}:{endpoint.key}":
+                    return False
+                continue
             # A subnet with blocks has at least 1,024 addresses, so that each of its blocks is aligned.
             block = blocks.get(Address(address.family, address.number - address.number % BLOCK_SIZE))
-            if block is not None and block.value.owner == endpoint.host:
-                continue
-            claim = self.address_pool(endpoint.network_key, address.family).holders.get(address.number)
-            if claim is None or claim.value.holder != f"{kinds.ENDPOINT.name}:{endpoint.key}":
+            if block is None or block.value.owner != endpoint.host:
                 return False
         return True
 

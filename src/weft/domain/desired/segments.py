@@ -111,6 +111,6 @@ def remote_mac_of(cluster: Cluster, node: NodeName, endpoint: model.Endpoint) ->
     if tags is None or not vtep or not endpoint.addresses:
         return None
     # An endpoint could take over any address by an entry of its own (H3).
-    if not cluster.covers(endpoint):
+    if not all(ipam.holds_address(cluster, stored.value, endpoint, address) for address in endpoint.addresses):
         return None
     return RemoteMac(endpoint.tenant, encap_id(tags), vtep, endpoint.mac_address, endpoint.addresses)

@@ -277,7 +277,9 @@ def _overlay_state(cluster: Cluster, node: NodeName, network: model.Network) -> 
     for vtep in set(vteps.values()) if network.tags.vni else ():
         yield VxlanPeer(network.tenant, number, vtep, floods=bridged and floods(cluster))
     for block, stored in () if bridged else cluster.blocks.get(network.key, {}).items():
-        if vtep := vteps.get(NodeName(stored.value.owner), ""):
+        vtep = vteps.get(NodeName(stored.value.owner), "")
+        # A block outside of the network would be a route to another network, or to the world (H3).
+        if vtep and ipam.is_block_of(network, block):
             length = BITS[block.family] - BLOCK_SIZE.bit_length() + 1
             yield RemoteRoute(network.tenant, Prefix(block.family, block.number, length), number, vtep)
     for endpoint in cluster.endpoints(network.key):
@@ -299,22 +301,14 @@ def remote_items_of(cluster: Cluster, node: NodeName, endpoint: model.Endpoint) 
     if endpoint.host == node or not vtep:
         return
     for address in endpoint.addresses:
-        in_own_block = _owner(cluster, stored.value, address) == endpoint.host
-        # A host route beats the route to a block: without a claim, an endpoint could take any address (H3).
-        if not in_own_block and not ipam.holds_claim(cluster, endpoint, address):
+        # A host route beats the route to a block: without this, an endpoint could take any address (H3).
+        if not ipam.holds_address(cluster, stored.value, endpoint, address):
             continue
+        in_own_block = ipam.block_owner(cluster, stored.value, address) == endpoint.host
         # The route to a block uses the network's tag; an endpoint whose group has its own tag needs a host route.
         if tags != stored.value.tags or not in_own_block:
             prefix = Prefix(address.family, address.number, BITS[address.family])
             yield RemoteRoute(endpoint.tenant, prefix, encap_id(tags), vtep)
-
-
-def _owner(cluster: Cluster, network: model.Network, address: Address) -> str:
-    """The node whose block contains an address; empty if there is none."""
-    if not ipam.has_blocks(network, address.family):
-        return ""
-    block = cluster.blocks.get(network.key, {}).get(ipam.block_of(network, address))
-    return block.value.owner if block else ""
 
 
 def port_of(endpoint: model.Endpoint, *, segment: int = 0) -> Port:

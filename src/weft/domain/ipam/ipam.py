@@ -170,10 +170,40 @@ def claim(
     return writes
 
 
-def holds_claim(cluster: Cluster, endpoint: model.Endpoint, address: Address) -> bool:
-    """Whether an endpoint holds the claim of an address."""
-    stored = cluster.address_pool(endpoint.network_key, address.family).holders.get(address.number)
-    return stored is not None and stored.value.holder == holder_of(kinds.ENDPOINT, endpoint)
+def is_assignable(network: model.Network, address: Address) -> bool:
+    """Whether an endpoint of the network could have the address at all: in its subnet, and not the gateway."""
+    subnet = subnet_of(network, address.family)
+    return subnet is not None and subnet.usable.holds(address) and address != gateway_of(network, address.family)
+
+
+def is_block_of(network: model.Network, block: Address) -> bool:
+    """Whether a node may have this block: the network's pool has blocks, and this is one of them."""
+    subnet = subnet_of(network, block.family)
+    if subnet is None or not has_blocks(network, block.family):
+        return False
+    span = Range(block.family, block.number, block.number + BLOCK_SIZE - 1)
+    return block_of(network, block) == block and subnet.span.covers(span)
+
+
+def block_owner(cluster: Cluster, network: model.Network, address: Address) -> str:
+    """The node whose block contains an address; empty if there is none."""
+    if not has_blocks(network, address.family):
+        return ""
+    block = cluster.blocks.get(network.key, {}).get(block_of(network, address))
+    return block.value.owner if block else ""
+
+
+def holds_address(cluster: Cluster, network: model.Network, endpoint: model.Endpoint, address: Address) -> bool:
+    """Whether an endpoint has an address by right: by its claim, or by its node's block if nobody claims it.
+
+    Others must not believe an endpoint that does not: a hostile node could publish it to take an address over (H3).
+    """
+    if not is_assignable(network, address):
+        return False
+    claimed = cluster.address_pool(network.key, address.family).holders.get(address.number)
+    if claimed is not None:
+        return claimed.value.holder == holder_of(kinds.ENDPOINT, endpoint)
+    return bool(endpoint.host) and block_owner(cluster, network, address) == endpoint.host
 
 
 def check_claimable(

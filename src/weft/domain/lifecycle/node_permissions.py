@@ -1,10 +1,11 @@
 """What a node may write through the remote store: only what belongs to it, before the commit and after it.
 
 - its document `nodes/<name>`, its leased key `alive/nodes/<name>`, all under `status/nodes/<name>/`;
-- endpoints that run on it: an endpoint never moves to or from another node this way. Each address of an endpoint lies
-  in a block of the node, or the endpoint holds the claim of it, after the same commit (H3);
+- endpoints that run on it: an endpoint never moves to or from another node this way. Each address of an endpoint is
+  one of its network. After the same commit, the endpoint holds the claim of it, or nobody does and it lies in a block
+  of the node (H3);
 - address claims held by its endpoints, or reserved ahead for an endpoint that is still to be created;
-- blocks it owns; a block without an owner it may take for itself, or make shared.
+- blocks it owns; a block of a network that does not exist yet it may take for itself, or make shared.
 
 Every document must be valid by the rules of REST, and of bounded size (H2, M3).
 """
@@ -19,9 +20,10 @@ from weft.domain import codec, kinds
 from weft.domain.addresses import Address, address_hex
 from weft.domain.errors import Denied, Invalid, Malformed, Unavailable
 from weft.domain.ids import NodeName, StoreKey, store_key
+from weft.domain.ipam import ipam
 from weft.domain.ipam.allocator import BLOCK_SIZE
 from weft.domain.ipam.ipam import RESERVED
-from weft.domain.model import Block, Claim, Endpoint
+from weft.domain.model import Block, Claim, Endpoint, Network
 from weft.domain.store_documents import UNREADABLE_BLOCK, UNREADABLE_CLAIM, decode_stored
 from weft.domain.store_keys import (
     AddressClaimKey,
@@ -77,12 +79,15 @@ def _required_keys(write: Write, present: Present) -> Iterator[StoreKey]:
     if isinstance(write, DeleteAll):
         return
     match parse_store_key(write.key):
-        case BlockKey():
+        case BlockKey(network, _):
             yield write.key
-        case ObjectKey(kinds.ENDPOINT):
+            if isinstance(write, Put):
+                yield kinds.NETWORK.store_key(*network)
+        case ObjectKey(kinds.ENDPOINT, (tenant, name, _)):
             yield write.key
             if isinstance(write, Put) and write.key in present:
                 for address in _new_addresses(write, present[write.key]):
+                    yield kinds.NETWORK.store_key(tenant, name)
                     yield _claim_key(write.key, address)
                     yield _block_key(write.key, address)
         case AddressClaimKey():
@@ -189,13 +194,23 @@ class _OwnershipCheck:
     def _check_addresses(self, put: Put) -> None:
         """`Denied` unless the endpoint may have its addresses: others route to them because of it."""
         for address in _new_addresses(put, self._present[put.key]):
-            if self._block_owner(_block_key(put.key, address)) == self._node:
-                continue
-            claim = self._after(_claim_key(put.key, address))
-            if claim is None or _endpoint_of(_claim(claim)) != put.key:
+            _, tenant, name, _ = put.key.split("/")
+            network = self._network(tenant, name)
+            if network is None or not ipam.is_assignable(network, address):
                 raise Denied(
-                    f"node {self._node} may not publish {put.key!r} with address {address}: it is in no block of the "
-                    "node, and the endpoint holds no claim of it"
+                    f"node {self._node} may not publish {put.key!r} with address {address}: it is not one of the "
+                    "network's addresses for endpoints"
+                )
+            claim = self._after(_claim_key(put.key, address))
+            if claim is not None:
+                is_own = _endpoint_of(_claim(claim)) == put.key
+            else:
+                has_blocks = ipam.has_blocks(network, address.family)
+                is_own = has_blocks and self._block_owner(_block_key(put.key, address)) == self._node
+            if not is_own:
+                raise Denied(
+                    f"node {self._node} may not publish {put.key!r} with address {address}: the endpoint holds no "
+                    "claim of it, and it is in no block of the node or claimed by another"
                 )
 
     def _check_unused(self, claim: StoreKey, address: Address) -> None:
@@ -205,6 +220,14 @@ class _OwnershipCheck:
         after = None if endpoint is None else _endpoint(self._after(endpoint))
         if after is not None and address in after.addresses:
             raise Denied(f"node {self._node} may not release {address}: {endpoint!r} still has it")
+
+    def _network(self, tenant: str, name: str) -> Network | None:
+        """A stored network. One that cannot be read is absent: nobody knows which addresses it has."""
+        document = self._present[kinds.NETWORK.store_key(tenant, name)]
+        try:
+            return None if document is None else codec.decode(Network, document)
+        except (Invalid, Unavailable):
+            return None
 
     def _block_owner(self, block: StoreKey) -> str:
         document = self._after(block)
@@ -230,8 +253,10 @@ class _OwnershipCheck:
                 return self._ran_here(write.key) is not False and self._runs_here(write.key) is not False
             case AddressClaimKey(network, _):
                 return self._may_claim(write, prefix=kinds.ENDPOINT.store_prefix(*network))
+            case BlockKey(network, first) if isinstance(write, Put):
+                return self._may_have_block(write, self._network(*network), first)
             case BlockKey():
-                return self._may_have_block(write)
+                return self._may_return_block(write.key)
         return write.key.startswith(kinds.status_prefix(self._node))
 
     def _ran_here(self, endpoint: StoreKey) -> bool | None:
@@ -265,11 +290,15 @@ class _OwnershipCheck:
         endpoint = _endpoint_of(claim)
         return endpoint is not None and self._ran_here(endpoint) is True
 
-    def _may_have_block(self, write: Put | Delete) -> bool:
-        document = self._present[write.key]
-        before = None if document is None else _block(document).owner
-        if isinstance(write, Delete):
-            return before is None or before == self._node
-        after = codec.decode(Block, write.value).owner
-        # Without an owner before: take it, or make it shared for a claim. A shared block never changes.
-        return after in {self._node, ""} if before is None else before == after == self._node
+    def _may_return_block(self, key: StoreKey) -> bool:
+        document = self._present[key]
+        return document is None or _block(document).owner == self._node
+
+    def _may_have_block(self, put: Put, network: Network | None, first: Address) -> bool:
+        document = self._present[put.key]
+        after = codec.decode(Block, put.value).owner
+        # A shared block never changes.
+        if document is not None:
+            return _block(document).owner == after == self._node
+        # New: take it, or make it shared for a claim. Others route to the blocks of a node.
+        return not after or (after == self._node and network is not None and ipam.is_block_of(network, first))

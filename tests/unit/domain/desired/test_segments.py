@@ -118,6 +118,15 @@ def test_H3_an_endpoint_without_block_or_claim_gets_no_fdb_entry() -> None:
     assert not any(isinstance(part, RemoteMac) for part in plan_node_state(cluster, HERE, [BLUE]))
 
 
+def test_H3_a_block_gives_no_fdb_entry_for_the_gateway_or_for_what_another_has_claimed() -> None:
+    cluster = cluster_of(endpoint("owner", HERE, "10.1.0.5"))
+    key = StoreKey(kinds.blocks_of(BLUE, NETWORK.name) + address_hex(address("10.1.0.0")))
+    cluster.put(key, codec.encode(model.Block(owner=THERE)), 2)
+    for thief in (endpoint("e", THERE, "10.1.0.5"), endpoint("gateway", THERE, "10.1.0.1")):
+        cluster.put(kinds.ENDPOINT.store_key(*thief.key), codec.encode(thief), 2)
+    assert not any(isinstance(part, RemoteMac) for part in plan_node_state(cluster, HERE, [BLUE]))
+
+
 @pytest.mark.parametrize(
     "gone", [endpoint("far", "unknown", "10.1.0.5"), endpoint("near", HERE, "10.1.0.5"), endpoint("far", THERE, "")]
 )

@@ -126,6 +126,19 @@ def test_H3_an_endpoint_without_block_or_claim_gets_no_route(blocks: dict[str, s
     assert not [part for part in plan_node_state(cluster, HERE, [BLUE]) if isinstance(part, RemoteRoute)]
 
 
+def test_H3_a_block_gives_no_route_to_what_another_has_claimed_or_the_network_does_not_have() -> None:
+    owner, thief = endpoint("owner", HERE, "10.1.2.5"), endpoint("e", THERE, "10.1.2.5")
+    cluster = cluster_of(owner, blocks={"10.1.2.0": THERE, "8.8.8.0": THERE, "10.2.0.0": THERE})
+    outside = endpoint("outside", THERE, "8.8.8.8")
+    for each in (thief, outside, endpoint("gateway", THERE, "10.1.0.1")):
+        cluster.put(kinds.ENDPOINT.store_key(*each.key), codec.encode(each), 2)
+    claim = put_claim(ipam.claim_key(NETWORK, outside.addresses[0]), holder_of(kinds.ENDPOINT, outside))
+    cluster.put(claim.key, claim.value, 2)
+    assert [part for part in plan_node_state(cluster, HERE, [BLUE]) if isinstance(part, RemoteRoute)] == [
+        RemoteRoute(BLUE, Prefix(4, address("10.1.2.0").number, 26), 7, "192.0.2.2")
+    ]
+
+
 def test_our_own_endpoints_and_blocks_are_no_remotes() -> None:
     view = plan_node_state(cluster_of(endpoint("e", HERE, "10.1.0.5"), blocks={"10.1.255.192": HERE}), HERE, [BLUE])
     assert not [part for part in view if isinstance(part, RemoteRoute)]

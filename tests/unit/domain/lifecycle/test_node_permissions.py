@@ -9,7 +9,7 @@ from weft.domain import codec
 from weft.domain.errors import Denied, Invalid, Malformed
 from weft.domain.ids import EndpointId, NetworkName, NodeName, StoreKey, TenantName
 from weft.domain.lifecycle.node_permissions import MAX_ALIVE, MAX_STATUS, check_ownership, missing_keys
-from weft.domain.model import Block, Claim, Endpoint, Node, SyncStatus, Tenant, Value
+from weft.domain.model import Block, Claim, Endpoint, Network, Node, SyncStatus, Tenant, Value
 from weft.domain.store_types import Delete, DeleteAll, Put, Write
 
 ME, OTHER = NodeName("node-1"), NodeName("node-2")
@@ -31,18 +31,31 @@ def claim(name: str = "e", network: str = "blue") -> Claim:
     return Claim(holder=f"endpoint:red:{network}:{name}")
 
 
+def network(subnet: str = "10.0.0.0/16") -> Network:
+    return Network(
+        tenant=TenantName("red"),
+        name=NetworkName("blue"),
+        encap="vxlan",
+        subnet=subnet,
+        gateway="10.0.0.9",
+        ipv6_subnet="fd00::/64",
+    )
+
+
+N = "networks/red/blue"
+_NETWORKS = {key(N): codec.encode(network())}
 E = "endpoints/red/blue/e"
 C = "claims/addresses/red/blue/0a000001"
 B = "blocks/red/blue/0a000040"
 
 
 class World(dict[StoreKey, bytes | None]):
-    """The present values; what is asked for and not there is absent."""
+    """The present values and network blue; what is asked for and not there is absent."""
 
     def allows(self, *writes: Write, node: NodeName = ME) -> bool:
         present: dict[StoreKey, bytes | None] = {}
         while needed := missing_keys(writes, present):
-            present.update({each: self.get(each) for each in needed})
+            present.update({each: self.get(each, _NETWORKS.get(each)) for each in needed})
         try:
             check_ownership(node, writes, present)
         except Denied:
@@ -207,6 +220,34 @@ class TestAddresses:
         assert world().allows(put("blocks/red/blue/0a000000", Block(owner=ME)), put(E, self.MINE))
         assert world().allows(put(C, claim()), put(E, self.MINE))
         assert world(e=self.MINE, c=claim()).allows(put(E, msgspec.structs.replace(self.MINE, labels={"a": "b"})))
+
+    def test_H3_a_block_does_not_give_an_address_that_another_has_claimed(self) -> None:
+        block = {key("blocks/red/blue/0a000000"): codec.encode(Block(owner=ME))}
+        for holder in ("endpoint:red:blue:other", "service:red:s", "reserved:red:blue"):
+            claimed = {key(C): codec.encode(Claim(holder=holder))}
+            assert not World(block | claimed).allows(put(E, self.MINE))
+            assert not World(claimed).allows(put("blocks/red/blue/0a000000", Block(owner=ME)), put(E, self.MINE))
+
+    def test_H3_a_network_without_blocks_has_addresses_by_claims_only(self) -> None:
+        small = {key(N): codec.encode(network(subnet="10.0.0.0/24"))}
+        block = {key("blocks/red/blue/0a000000"): codec.encode(Block(owner=ME))}
+        assert not World(small).allows(put("blocks/red/blue/0a000000", Block(owner=ME)))
+        assert not World(small | block).allows(put(E, self.MINE))
+        assert World(small).allows(put(C, claim()), put(E, self.MINE))
+
+    @pytest.mark.parametrize("address", ["8.8.8.8", "10.1.0.5", "10.0.0.9", "10.0.0.0", "10.0.255.255"])
+    def test_H3_an_address_that_is_none_of_the_network_is_refused(self, address: str) -> None:
+        """Nodes would route it to us: one of the world, of another network of the tenant, or the gateway."""
+        mine = msgspec.structs.replace(endpoint(ME), ip_address=address)
+        number = b"".join(bytes([int(part)]) for part in address.split("."))
+        assert not world().allows(put(f"claims/addresses/red/blue/{number.hex()}", claim()), put(E, mine))
+        absent = World({key(N): None})
+        assert not absent.allows(put(C, claim()), put(E, self.MINE))
+
+    @pytest.mark.parametrize("first", ["08080800", "0a010000", "0a000041", "0a00ffff", "fd01" + "0" * 28])
+    def test_H3_a_block_that_is_none_of_the_network_is_refused(self, first: str) -> None:
+        assert not world().allows(put(f"blocks/red/blue/{first}", Block(owner=ME)))
+        assert not World({key(N): None}).allows(put(B, Block(owner=ME)))
 
     def test_H3_a_claim_is_not_released_under_an_endpoint_that_keeps_its_address(self) -> None:
         assert not world(e=self.MINE, c=claim()).allows(Delete(key(C)))

@@ -10,7 +10,7 @@ from weft.adapters.stores.memory import MemoryStore
 from weft.domain import codec
 from weft.domain.errors import Denied, NotFound, Stale
 from weft.domain.ids import EndpointId, NetworkName, NodeName, StoreKey, TenantName
-from weft.domain.model import Block, Endpoint
+from weft.domain.model import Block, Endpoint, Network
 from weft.domain.store_types import NEVER, Compare, Delete, LeaseId, Put, Revision, RevisionEquals, Write
 from weft.master.nodes.node_authorizer import NodeAuthorizer, lease_key
 
@@ -107,6 +107,8 @@ async def test_a_key_that_another_node_has_just_claimed_is_stale_not_denied(
 ) -> None:
     """Two nodes that take the same free block: the later one looks again, and takes the next."""
     block = StoreKey("blocks/red/blue/0a010100")
+    network = Network(tenant=TenantName("red"), name=NetworkName("blue"), encap="vxlan", subnet="10.1.0.0/16")
+    await store.commit([], [Put(StoreKey("networks/red/blue"), codec.encode(network))])
     await store.commit([], [Put(block, codec.encode(Block(owner=OTHER)))])
     with pytest.raises(Stale):
         await mine.commit([RevisionEquals(block, NEVER)], [Put(block, codec.encode(Block(owner=ME)))])
