@@ -1,7 +1,7 @@
 """Admission control of an HTTP server: connections and requests per source and in all (docs/operating.md, Limits).
 
 - A connection that has no request in progress may be closed at any time; when a limit is reached, the one that is idle
-  for longest is. So no number of silent connections keeps a client out.
+  for longest is. So no number of silent connections keeps a client out, nor of clients that do not read responses.
 - When all of them are busy, a few connections beyond the limit are accepted. Only the health endpoints are served
   there; anything else gets an error that names the limit.
 """
@@ -40,6 +40,8 @@ OPEN_FILES_S = 60.0
 _MANY_IDLE = 8
 # Connections that a server takes with any limit of open files.
 _FEWEST = 16
+# Seconds for a client to take a response. After that its connection counts as idle: it may never read.
+SEND_S = 60.0
 # Seconds between two log lines about rejections.
 _LOG_EVERY_S = 10.0
 
@@ -66,13 +68,15 @@ class Limits:
 class Connection:
     """One admitted connection. `close` ends it at once."""
 
-    __slots__ = ("busy", "close", "is_open", "over", "pending", "requests", "source")
+    __slots__ = ("busy", "close", "idle_since", "is_open", "over", "pending", "requests", "source")
 
     def __init__(self, source: str, close: Callable[[], None], *, over: str) -> None:
         self.source = source
         self.close = close
         # Requests so far, and those in progress.
         self.requests = self.busy = 0
+        # When the last request ended, by the loop's clock.
+        self.idle_since = 0.0
         # The limit that it exceeds; empty for an ordinary one.
         self.over = over
         self.is_open = True
@@ -195,13 +199,16 @@ class Guard:
         return self.limits.per_local if is_ours else self.limits.per_source
 
     def _set_idle(self, connection: Connection) -> None:
+        connection.idle_since = asyncio.get_running_loop().time()
         self._idle[connection] = None
         self._sources[connection.source].idle[connection] = None
 
     def _evict(self, candidates: dict[Connection, None], *, because: str = "idle") -> bool:
         """Close the connection that is idle for longest; whether there was one."""
+        stalled = asyncio.get_running_loop().time() - SEND_S
         for connection in candidates:
-            if self._counts_requests and not connection.busy and not connection.pending():
+            is_sending = connection.pending() and connection.idle_since > stalled
+            if self._counts_requests and not connection.busy and not is_sending:
                 self.release(connection)
                 connection.close()
                 self.closed[because] += 1

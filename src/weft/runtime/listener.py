@@ -6,6 +6,8 @@ asyncio's own servers accept without end, and show a connection only after its T
 from __future__ import annotations
 
 import asyncio
+import errno
+import os
 import resource
 import socket
 import ssl
@@ -61,9 +63,18 @@ def bind_tcp(host: str, port: int) -> list[socket.socket]:
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             if family == socket.AF_INET6:
                 listener.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
-            listener.bind(address)
+            try:
+                listener.bind(address)
+            except OSError as error:
+                # `localhost` is ::1 too in /etc/hosts where sysctl disables IPv6: one address of the host is enough.
+                if error.errno != errno.EADDRNOTAVAIL:
+                    raise
+                listener.close()
+                continue
             listener.listen(BACKLOG)
             listeners.append(listener)
+        if not listeners:
+            raise OSError(errno.EADDRNOTAVAIL, os.strerror(errno.EADDRNOTAVAIL))
         undo.pop_all()
         return listeners
 
@@ -176,7 +187,10 @@ class _Acceptor:
         def done(_: asyncio.Task[bool]) -> None:
             self._tasks.discard(task)
             # A task that is cancelled before it begins has not run at all, so this is no part of it.
-            if task.cancelled() or not task.result():
+            error = None if task.cancelled() else task.exception()
+            if error is not None:
+                log.error("connection failed", listener=self._guard.listener, reason=repr(error))
+            if task.cancelled() or error is not None or not task.result():
                 self._guard.release(connection)
                 client.close()
 

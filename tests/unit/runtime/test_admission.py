@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 import ssl
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import aiohttp
 import pytest
@@ -20,7 +21,7 @@ from weft.lab.waiting import DEADLINE, soon, until
 from weft.runtime import admission
 from weft.runtime.admission import AdmissionMetrics, Guard, Limits
 from weft.runtime.http import errors_as_json, serving
-from weft.runtime.listener import Tls
+from weft.runtime.listener import Tls, accepting, bind_tcp
 from weft.runtime.rate_limit import LOCAL, TokenBuckets, source_of
 from weft.runtime.server_tls import ServerTls
 
@@ -39,6 +40,7 @@ class Server:
         app.router.add_get("/healthz", self._page)
         app.router.add_get("/page", self._page)
         app.router.add_get("/hang", self._hang)
+        app.router.add_get("/large", self._large)
         app.router.add_post("/read", self._read)
         async with serving(app, (("127.0.0.1", self.port),), tls=tls, guard=self.guard, grace=0.1):
             yield self
@@ -50,6 +52,9 @@ class Server:
         self.hanging += 1
         await asyncio.Event().wait()
         raise AssertionError
+
+    async def _large(self, _: web.Request) -> web.Response:
+        return web.Response(body=bytes(64 << 20))
 
     async def _read(self, request: web.Request) -> web.Response:
         return web.Response(text=str(len(await request.read())))
@@ -126,7 +131,7 @@ async def test_M2_a_connection_without_a_request_is_closed(monkeypatch: pytest.M
         assert await soon(silent.read()) == b""
         assert await soon(slow.read()) == b""
         await server.hang(stack)
-        await until(lambda: server.guard.open == 1)
+        await until(lambda: bool(server.guard._by_transport))
 
 
 async def test_M2_a_body_that_does_not_arrive_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -136,6 +141,44 @@ async def test_M2_a_body_that_does_not_arrive_is_given_up(monkeypatch: pytest.Mo
         writer.write(b"POST /read HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\nfive")
         assert await soon(reader.read()) == b""
         assert server.guard.closed["slow_body"] == 1
+
+
+async def test_M2_clients_that_do_not_read_their_response_make_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with Server(Limits(per_local=1)).running() as server, AsyncExitStack() as stack:
+        _, writer = await server.connect(stack)
+        cast("asyncio.Transport", writer.transport).pause_reading()
+        writer.write(b"GET /large HTTP/1.1\r\nHost: x\r\n\r\n")
+        await until(lambda: bool(server.guard._by_transport))
+        (connection,) = server.guard._by_transport.values()
+        await until(lambda: bool(connection.requests and not connection.busy and connection.pending()))
+        assert (await server.get("/page"))[0] == 429, "it may still be reading"
+        monkeypatch.setattr(admission, "SEND_S", -1.0)
+        assert (await server.get("/page"))[0] == 200
+
+
+async def test_M2_a_connection_that_fails_in_an_unknown_way_is_not_counted_for_ever() -> None:
+    def broken() -> asyncio.Protocol:
+        raise RuntimeError("no protocol")
+
+    guard, listeners = Guard("test", Limits()), bind_tcp("127.0.0.1", 0)
+    async with accepting(listeners, broken, tls=None, guard=guard):
+        reader, writer = await soon(asyncio.open_connection(*listeners[0].getsockname()))
+        assert await soon(reader.read()) == b"", "closed"
+        writer.close()
+        await until(lambda: guard.open == 0)
+
+
+def test_a_host_with_an_address_that_the_machine_lacks_is_bound_by_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`localhost` is ::1 too where IPv6 is disabled. But a server that listens nowhere must say so."""
+    here, elsewhere = ((socket.AF_INET, socket.SOCK_STREAM, 6, "", (text, 0)) for text in ("127.0.0.1", "192.0.2.1"))
+    no_family = (255, socket.SOCK_STREAM, 6, "", ("::1", 0))
+    found: list[Any] = [no_family, elsewhere, here]
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: found)
+    (listener,) = bind_tcp("localhost", 0)
+    listener.close()
+    for found in ([no_family], [elsewhere], [no_family, elsewhere]):  # noqa: B007  read by the lambda
+        with pytest.raises(OSError, match="Cannot assign requested address"):
+            bind_tcp("localhost", 0)
 
 
 async def test_requests_of_one_source_are_limited_by_rate() -> None:
@@ -153,7 +196,7 @@ async def test_bodies_of_one_source_are_limited_in_bytes() -> None:
     async with Server(limits).running() as server, AsyncExitStack() as stack:
         _, writer = await server.connect(stack)
         writer.write(b"POST /read HTTP/1.1\r\nHost: x\r\nContent-Length: 1000\r\n\r\nfive")
-        await until(lambda: server.guard.open == 1)
+        await until(lambda: bool(server.guard._by_transport))
         status = 0
         async with asyncio.timeout(DEADLINE):
             while status != 429:
