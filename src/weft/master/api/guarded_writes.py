@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -41,7 +42,9 @@ GUARD_QUERY = (
 # Verdicts depend on these kinds of a tenant's objects, endpoints aside.
 POLICY_KINDS: tuple[Kind[Any], ...] = (kinds.NETWORK, kinds.GROUP, kinds.POLICY, kinds.RULE)
 # How long the effect of a write may take to compute. After that the guard fails closed.
-EFFECT_TIMEOUT_S = 25.0
+DIFF_TIMEOUT_S = 25.0
+# Threads of their own: a thread cannot be stopped at the deadline, and those of asyncio resolve names too.
+_DIFF_THREADS = ThreadPoolExecutor(max_workers=4, thread_name_prefix="weft-policy-diff")
 # How often a write is evaluated again because policies have changed meanwhile.
 _ATTEMPTS = 10
 # How many changes of verdicts, and lines about them, an answer contains.
@@ -183,13 +186,7 @@ class GuardedWrites:
             return _Effect(fingerprint=self._fingerprint(tenant))
         fingerprint = self._fingerprint(tenant)
         before, after = engines_of(self._engine(), self._cluster, planned.transaction.writes, tenant=tenant)
-        try:
-            async with asyncio.timeout(EFFECT_TIMEOUT_S):
-                verdicts = await asyncio.to_thread(diff, before, after)
-        except TimeoutError as error:
-            raise Unavailable(
-                f"cannot tell within {EFFECT_TIMEOUT_S:g} s what this write would allow: use a smaller change"
-            ) from error
+        verdicts = await compute_diff(before, after)
         opens = tuple(describe_opening(change) for change in verdicts if change.allowed)
         return _Effect(verdicts, opens, fingerprint)
 
@@ -203,6 +200,20 @@ class GuardedWrites:
             )
             for kind in POLICY_KINDS
         )
+
+
+async def compute_diff(before: Engine, after: Engine) -> tuple[FlowChange, ...]:
+    """The verdicts that differ, computed off the event loop; `Unavailable` if that takes too long.
+
+    The engines must be copies: the mirror keeps changing the original.
+    """
+    try:
+        async with asyncio.timeout(DIFF_TIMEOUT_S):
+            return await asyncio.get_running_loop().run_in_executor(_DIFF_THREADS, diff, before, after)
+    except TimeoutError as error:
+        raise Unavailable(
+            f"cannot tell within {DIFF_TIMEOUT_S:g} s what this change would allow: use a smaller one"
+        ) from error
 
 
 def read_write_options(query: Mapping[str, str]) -> WriteOptions:

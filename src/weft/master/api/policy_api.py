@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from typing import Any, Literal
 
 import msgspec
@@ -16,11 +15,12 @@ from weft.domain.kinds import Kind
 from weft.domain.lifecycle import changes
 from weft.domain.policy.engine.engine import Engine
 from weft.domain.policy.engine.engine_sync import SHARED_KINDS, TENANT_KINDS, keys_to_sync, sync_object
-from weft.domain.policy.explain.diff import FlowChange, diff
+from weft.domain.policy.explain.diff import FlowChange
 from weft.domain.policy.explain.explain import Explanation, explain
 from weft.domain.policy.explain.resolve import FlowResolver, TraceQuery
 from weft.domain.store_types import Change, Listing
 from weft.domain.transaction import ReadSet
+from weft.master.api.guarded_writes import compute_diff
 from weft.master.api.objects import API, read_object
 from weft.runtime.http import json_response
 from weft.runtime.logs import Log
@@ -28,8 +28,6 @@ from weft.runtime.routes import Query, Route
 
 # Bounds the time of one diff request; proposals are applied on the event loop.
 MAX_CHANGES = 1000
-# Timeout of a diff. It runs on a thread, on copies of the engine, so that requests and watches are not blocked.
-DIFF_TIMEOUT_S = 25.0
 
 log = Log("policy")
 
@@ -148,9 +146,7 @@ class PolicyApi:
         for number, proposal in enumerate(proposals.changes):
             for key in _apply_to_copy(scratch, proposal, field=f"changes[{number}]"):
                 _sync_object(after, scratch, key)
-        async with asyncio.timeout(DIFF_TIMEOUT_S):
-            found = await asyncio.to_thread(diff, before, after)
-        return json_response(found)
+        return json_response(await compute_diff(before, after))
 
 
 def _apply_to_copy(scratch: Cluster, proposal: Proposal, *, field: str) -> list[StoreKey]:
