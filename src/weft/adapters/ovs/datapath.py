@@ -48,6 +48,7 @@ from weft.ports.datapath import (
     DriftReport,
     Drop,
     EndpointConfig,
+    PartialResult,
     PlugRequest,
     ServiceFlowStats,
     TenantNetnsReport,
@@ -256,8 +257,13 @@ class OvsDatapath(KernelTools):
     def drops(self) -> list[Drop]:
         tenants = {tenant_id: tenant for tenant, tenant_id in self._bridge.tenants().items()}
         ports = {port.ofport: port for port in self._bridge.ports().values() if port.ofport}
-        drops = (decode_drop(packet_in, tenants, ports) for packet_in in self._openflow.take_packet_ins())
-        return [*self._vtep_guard.drops(), *(drop for drop in drops if drop is not None)]
+        decoded = (decode_drop(packet_in, tenants, ports) for packet_in in self._openflow.take_packet_ins())
+        drops = [drop for drop in decoded if drop is not None]
+        try:
+            return [*self._vtep_guard.drops(), *drops]
+        except DatapathFault as error:
+            # Another program may have bound the host's nflog group; packet-ins that are taken must not be lost.
+            raise PartialResult(f"host: {error.message}", drops) from error
 
     def trace(self, request: TraceRequest) -> str | Drop:
         trunk, items = self._uplinks.trunk, self._flows.items
