@@ -150,8 +150,9 @@ class GuardedWrites:
             planned = plan(ReadSet(self._cluster, self._control.mirror.revision))
             effect = await self._effect(planned)
             report = _report(planned, effect, dry_run=options.dry_run)
-            # Creating an object is no accident; changing one that exists may be.
-            if options.refuse_opening and planned.present is not None and effect.opens:
+            # Creating an object is no accident; changing one that exists may be, also if it cannot be read.
+            exists = self._cluster.exists(planned.kind, *planned.key)
+            if options.refuse_opening and exists and effect.opens:
                 raise _refusal(report)
             if options.dry_run:
                 return report
@@ -181,8 +182,10 @@ class GuardedWrites:
         if planned.kind not in POLICY_KINDS or not planned.transaction.writes:
             return _Effect()
         tenant = planned.tenant
-        # Without a rule every verdict is the default one. Most writes that set up a tenant end here.
-        if planned.kind is not kinds.RULE and not any(parts[0] == tenant for parts in self._cluster.tables["rules"]):
+        # Without a rule every verdict is the default one, unless garbage denies something. Most writes that set up a
+        # tenant end here.
+        has_rules = bool(self._cluster.faults) or any(parts[0] == tenant for parts in self._cluster.tables["rules"])
+        if planned.kind is not kinds.RULE and not has_rules:
             return _Effect(fingerprint=self._fingerprint(tenant))
         fingerprint = self._fingerprint(tenant)
         before, after = engines_of(self._engine(), self._cluster, planned.transaction.writes, tenant=tenant)

@@ -103,12 +103,7 @@ class ControlPlane:
         """Delete an object and free what was allocated to it."""
 
         def decide(reading: ReadSet) -> tuple[None, Transaction]:
-            stored = self.cluster.get(kind, *parts)
-            condition.check(stored)
-            if stored is None and self.cluster.is_unreadable(kind, *parts):
-                # Garbage refers to nothing, so there is nothing to free with it.
-                reading.get(kind, *parts)
-                return None, reading.plan([Delete(kind.store_key(*parts))])
+            condition.check(self.cluster.get(kind, *parts))
             return None, changes.plan_delete(reading, kind, *parts)
 
         await self._carry_out(decide)

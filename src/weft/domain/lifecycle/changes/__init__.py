@@ -68,6 +68,9 @@ def plan_put(reading: ReadSet, kind: Kind[T], wanted: T) -> Transaction:
 def plan_delete(reading: ReadSet, kind: Kind[T], *parts: str) -> Transaction:
     """Delete the object and free its allocations; `NotFound` if it does not exist, `Conflict` while it is in use."""
     present = reading.get(kind, *parts)
+    if present is None and reading.cluster.is_unreadable(kind, *parts):
+        # Garbage refers to nothing, so there is nothing to free with it.
+        return reading.plan([Delete(kind.store_key(*parts))])
     if present is None:
         raise NotFound(f"{kind.name} {':'.join(parts)!r} does not exist")
     return reading.plan(_DELETE[kind.name](reading, present))

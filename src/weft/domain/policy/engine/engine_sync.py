@@ -56,13 +56,13 @@ def sync_object(engine: Engine, cluster: Cluster, key: StoreKey) -> Affected:
     if parsed.parts in cluster.uncovered and parsed.kind is kinds.ENDPOINT:
         stored = None
     affected = remove_object(engine, parsed) if stored is None else engine.put(stored.value)
-    if document := _governing(parsed):
+    if document := governing(parsed):
         is_lost = stored is None and cluster.is_unreadable(parsed.kind, *parsed.parts)
         affected |= engine.set_unreadable(document, unreadable=is_lost)
     return affected
 
 
-def _governing(key: ObjectKey) -> PolicyKey | RuleKey | GroupKey | NetworkKey | None:
+def governing(key: ObjectKey) -> PolicyKey | RuleKey | GroupKey | NetworkKey | None:
     """The document as the engine names it, if policy depends on it; None for an endpoint."""
     if key.kind is kinds.NETWORK:
         return key.network

@@ -16,7 +16,7 @@ from weft.domain.errors import Invalid
 from weft.domain.ids import EndpointId, NetworkKey, StoreKey, TenantName
 from weft.domain.ipam import ipam
 from weft.domain.policy.engine.engine import Engine
-from weft.domain.policy.engine.engine_sync import TENANT_PREFIXES, remove_object
+from weft.domain.policy.engine.engine_sync import TENANT_PREFIXES, governing, remove_object
 from weft.domain.policy.explain.diff import FlowChange
 from weft.domain.policy.model.ranges import address_set, range_text
 from weft.domain.store_keys import ObjectKey, parse_store_key
@@ -47,13 +47,21 @@ def _apply(engine: Engine, cluster: Cluster, write: Write) -> None:
                 # What cannot be compiled is ignored, as on the nodes: the plan has validated the object.
                 with suppress(Invalid):
                     engine.put(codec.decode(parsed.kind.type, value))
+                _clear_unreadable(engine, parsed)
         case Delete(key=key):
             parsed = _policy_object(key)
             if parsed is not None:
                 remove_object(engine, parsed)
+                _clear_unreadable(engine, parsed)
         case DeleteAll(prefix=prefix):
             for key in cluster.keys_under(prefix):
                 _apply(engine, cluster, Delete(key))
+
+
+def _clear_unreadable(engine: Engine, key: ObjectKey) -> None:
+    """What was denied because the document could not be read is denied no longer."""
+    if document := governing(key):
+        engine.set_unreadable(document, unreadable=False)
 
 
 def _policy_object(key: StoreKey) -> ObjectKey | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -12,12 +13,15 @@ from weft.domain.cluster import Cluster
 from weft.domain.ids import EndpointId, NetworkName
 from weft.domain.ipam import ipam
 from weft.domain.kinds import Kind
+from weft.domain.lifecycle import changes
 from weft.domain.policy.compile.kube_objects import KubeNamespace, KubePolicy
 from weft.domain.policy.engine.engine import Engine
 from weft.domain.policy.engine.engine_sync import SHARED_KINDS, TENANT_KINDS, keys_to_sync, sync_object
+from weft.domain.policy.explain.diff import diff
+from weft.domain.policy.explain.opening import engines_of
 from weft.domain.policy.model.netpol import PolicySpec
-from weft.domain.store_types import Change, Entry, Event, Listing
-from weft.domain.transaction import holder_of, put_claim
+from weft.domain.store_types import Change, Entry, Event, Listing, Put, Write
+from weft.domain.transaction import ReadSet, holder_of, put_claim
 
 WEB, OTHER, POD = "default:blue:web", "default:blue:other", "default:blue:pod"
 
@@ -108,3 +112,19 @@ def test_H2_while_running_the_last_good_document_goes_on_deciding(kind: Kind[Any
     sync_object(engine, cluster, key(kind, value))
     assert engine.policies == before
     assert not allowed(engine, WEB)
+
+
+@pytest.mark.parametrize("kind", [kinds.POLICY, kinds.RULE, kinds.GROUP], ids=lambda kind: kind.name)
+@pytest.mark.parametrize("is_deleted", [True, False], ids=["deleted", "replaced"])
+def test_UX1_a_write_over_garbage_says_what_it_opens(kind: Kind[Any], *, is_deleted: bool) -> None:
+    """The garbage denies everything; whoever replaces or deletes it has to be told that it does so no longer."""
+    value = next(value for each, value in objects() if each is kind)
+    cluster = Cluster()
+    cluster.replace(Listing(tuple(Entry(e.key, b"x", 1) if e.key == key(kind, value) else e for e in entries()), 1))
+    writes: Sequence[Write] = [Put(key(kind, value), codec.encode(value))]
+    if is_deleted:
+        writes = changes.plan_delete(ReadSet(cluster, 1), kind, *kind.key_parts(value)).writes
+    before, after = engines_of(engine_of(cluster), cluster, writes, tenant=DEFAULT)
+    assert not allowed(before, WEB, source="198.51.100.7")
+    assert allowed(after, WEB, source="198.51.100.7")
+    assert any(change.allowed for change in diff(before, after))
