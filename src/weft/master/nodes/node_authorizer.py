@@ -10,10 +10,9 @@ from collections.abc import Sequence
 
 from weft.domain.errors import Denied, NotFound, Stale
 from weft.domain.ids import NodeName, StoreKey
-from weft.domain.kinds import ALIVE
 from weft.domain.lifecycle.node_permissions import check_ownership, missing_keys
 from weft.domain.store_types import NEVER, Compare, LeaseId, Put, Revision, RevisionEquals, Write
-from weft.master.nodes.node_quota import NodeQuotas
+from weft.master.nodes.node_quota import LEASE_OWNERS, NodeQuotas
 from weft.ports.store import Entry, Store
 from weft.runtime.store.commit_loop import retry_stale
 
@@ -26,7 +25,7 @@ def lease_key(lease: LeaseId) -> StoreKey:
 
     It is in the store, because a node may keep its lease alive through any master.
     """
-    return StoreKey(f"{ALIVE}/leases/{lease:x}")
+    return StoreKey(f"{LEASE_OWNERS}{lease:x}")
 
 
 class NodeAuthorizer:
@@ -58,6 +57,8 @@ class NodeAuthorizer:
         return await retry_stale(attempt, catch_up=check_again, tries=_TRIES, exhausted=Stale)
 
     async def grant(self, ttl: float) -> LeaseId:
+        if self._quotas is not None:
+            self._quotas.check_lease(self._node)
         lease = await self._store.grant(ttl)
         await self._store.commit([], [Put(lease_key(lease), self._node.encode(), lease)])
         return lease

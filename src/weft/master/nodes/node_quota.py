@@ -22,6 +22,13 @@ from weft.domain.store_types import Change, Listing, Put, Write
 # A node with 1,000 workloads of two families has some 3,000 keys and 2 MB.
 MAX_KEYS = 20_000
 MAX_BYTES = 32 << 20
+# Apart from the keys: a node that has reached its quota must still be able to renew its sign of life. An agent has one,
+# and leaves one behind at each restart until that expires.
+MAX_LEASES = 1000
+
+
+# Below it are the keys that name the owners of leases.
+LEASE_OWNERS = f"{kinds.ALIVE}/leases/"
 
 
 class NodeQuotas(Collector):
@@ -35,12 +42,17 @@ class NodeQuotas(Collector):
         self._owned: dict[StoreKey, tuple[str, int]] = {}
         self._keys: Counter[str] = Counter()
         self._bytes: Counter[str] = Counter()
-        self._exceeded = {"keys": 0, "bytes": 0}
+        # Whose each lease is, by the key that names its owner.
+        self._lease_owners: dict[StoreKey, str] = {}
+        self._leases: Counter[str] = Counter()
+        self._exceeded = {"keys": 0, "bytes": 0, "leases": 0}
 
     def replace(self, listing: Listing) -> None:
         self._owned.clear()
         self._keys.clear()
         self._bytes.clear()
+        self._lease_owners.clear()
+        self._leases.clear()
         for entry in listing.entries:
             self._put(entry.key, entry.value)
 
@@ -66,7 +78,27 @@ class NodeQuotas(Collector):
                     "delete endpoints of the node, or find out what writes them"
                 )
 
+    def check_lease(self, node: NodeName) -> None:
+        """`Denied` if the node has too many leases to get another one."""
+        if self._leases[node] >= MAX_LEASES:
+            self._exceeded["leases"] += 1
+            raise Denied(
+                f"quota exceeded: node {node} has {MAX_LEASES} leases, the limit: revoke some, or let them expire"
+            )
+
+    def _put_lease(self, key: StoreKey, value: bytes | None) -> None:
+        if before := self._lease_owners.pop(key, None):
+            self._leases[before] -= 1
+            if not self._leases[before]:
+                del self._leases[before]
+        if value is not None:
+            owner = self._lease_owners[key] = value.decode(errors="replace")
+            self._leases[owner] += 1
+
     def _put(self, key: StoreKey, value: bytes | None) -> None:
+        if key.startswith(LEASE_OWNERS):
+            self._put_lease(key, value)
+            return
         if before := self._owned.pop(key, None):
             owner, size = before
             self._keys[owner] -= 1
@@ -107,7 +139,7 @@ class NodeQuotas(Collector):
             usage.add_metric((unit,), max(counts.values(), default=0))
         yield usage
         exceeded = CounterMetricFamily(
-            "weft_store_quota_exceeded", "Commits of nodes refused because of their quota", labels=("unit",)
+            "weft_store_quota_exceeded", "Commits and leases of nodes refused because of their quota", labels=("unit",)
         )
         for unit, count in self._exceeded.items():
             exceeded.add_metric((unit,), count)

@@ -16,7 +16,9 @@ from weft.domain.errors import Compacted, Denied
 from weft.domain.ids import NodeName, StoreKey
 from weft.domain.lifecycle.changes import endpoints
 from weft.domain.store_types import Change, Delete, Event, Put
-from weft.master.nodes.node_authorizer import NodeAuthorizer
+from weft.lab.waiting import until
+from weft.master.nodes import node_quota
+from weft.master.nodes.node_authorizer import NodeAuthorizer, lease_key
 from weft.master.nodes.node_quota import NodeQuotas
 from weft.runtime.store.feed import Feed
 from weft.runtime.store.mirror import follow
@@ -48,6 +50,25 @@ async def test_M3_a_node_has_a_quota_of_keys_and_of_bytes() -> None:
     samples = {(s.name, s.labels["unit"]): s.value for metric in quotas.collect() for s in metric.samples}
     assert samples["weft_store_quota_exceeded_total", "keys"] == 1
     assert samples["weft_store_quota_exceeded_total", "bytes"] == 1
+
+
+async def test_M3_a_node_has_a_quota_of_leases(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each is a key, for up to a day: without a bound a node could make as many as it may send requests."""
+    monkeypatch.setattr(node_quota, "MAX_LEASES", 2)
+    cluster = Cluster()
+    quotas = NodeQuotas(cluster, max_keys=0)
+    async with MemoryStore() as store, follow(store, cluster, quotas) as mirror:
+        mine, theirs = (NodeAuthorizer(store, node, quotas=quotas) for node in (ME, OTHER))
+        leases = [await mine.grant(60), await mine.grant(60)]
+        last = await store.read(lease_key(leases[-1]))
+        assert last is not None
+        await mirror.wait_for(last.revision, within=10)
+        with pytest.raises(Denied, match="quota exceeded: node node-1 has 2 leases"):
+            await mine.grant(60)
+        await theirs.grant(60)
+        await mine.revoke(leases[0])
+        await until(lambda: not quotas._leases[ME] >= 2)
+        await mine.grant(60)
 
 
 def test_endpoints_and_claims_count_for_their_node() -> None:
