@@ -80,27 +80,16 @@ class VtepGuard:
         was_receiving, new = bool(self._overlays), [item for item in items if item not in self._items]
         # A VNI that another tenant had until now.
         former = {self._overlays[item.vni] for item in new if isinstance(item, Overlay) and item.vni in self._overlays}
-        if former:
-            self.dismiss(former)
-        added = self._count(new)
+        removed, added = self._forget(former), self._count(new)
         if self._ready and bool(self._overlays) == was_receiving:
-            self._change(put=added, drop=frozenset())
+            self._change(put=added, drop=removed)
         else:
             # The table of an earlier agent keeps its elements until `converge` knows what is needed.
             self._install(remove_others=False)
 
     def dismiss(self, items: Iterable[StateItem]) -> None:
         """Remove the entries of items that are gone."""
-        was_receiving, removed = bool(self._overlays), set[VtepEntry]()
-        for item in self._items.intersection(items):
-            self._items.discard(item)
-            if isinstance(item, Overlay):
-                del self._overlays[item.vni]
-            for entry in entries_of(item, self._config):
-                self._entries[entry] -= 1
-                if not self._entries[entry]:
-                    del self._entries[entry]
-                    removed.add(entry)
+        was_receiving, removed = bool(self._overlays), self._forget(items)
         if self._ready:
             self._change(put=frozenset(), drop=removed)
             if bool(self._overlays) != was_receiving:
@@ -174,6 +163,20 @@ class VtepGuard:
             added.update(entry for entry in entries if entry not in self._entries)
             self._entries.update(entries)
         return added
+
+    def _forget(self, items: Iterable[StateItem]) -> set[VtepEntry]:
+        """The reverse: return the entries that no item needs any more."""
+        removed = set[VtepEntry]()
+        for item in self._items.intersection(items):
+            self._items.discard(item)
+            if isinstance(item, Overlay):
+                del self._overlays[item.vni]
+            for entry in entries_of(item, self._config):
+                self._entries[entry] -= 1
+                if not self._entries[entry]:
+                    del self._entries[entry]
+                    removed.add(entry)
+        return removed
 
     def _has_table(self) -> bool:
         return has_set(self._netfilter, SetName(NFPROTO_INET, VTEP_TABLE, _VNI_MAP))
