@@ -17,7 +17,7 @@ from typing import Any, Final, Self
 import msgspec
 
 from weft.adapters.netns import pod_netns
-from weft.adapters.netns.devices import DELETED_POD_LINK_PREFIX, PORT_MAC, REAPED_GROUP
+from weft.adapters.netns.devices import DELETED_POD_LINK_PREFIX, PORT_MAC, REAPED_GROUP, overlay_name
 from weft.adapters.netns.diagnostics import KernelTools, read_drops, read_verdict_counters, survey_tenant_netns
 from weft.adapters.netns.host.network import HostNetwork
 from weft.adapters.netns.host.ruleset import HostConfig
@@ -144,8 +144,11 @@ class LinuxDatapath(KernelTools):
             # Bridges come before the overlays that join them.
             repairs = [each for item in items if isinstance(item, Segment) for each in self._put_segment(netns, item)]
             overlays = [item for item in items if isinstance(item, Overlay)]
-            for overlay in overlays:
-                self._put_overlay(netns, overlay)
+            repairs += [
+                f"replaced device {overlay_name(overlay.vni)}"
+                for overlay in overlays
+                if self._put_overlay(netns, overlay)
+            ]
             repairs += [
                 f"created {item}" for item in items if isinstance(item, HostLink) and self._put_host_link(netns, item)
             ]
@@ -368,8 +371,8 @@ class LinuxDatapath(KernelTools):
         if netns := self._tenants.get(segment.tenant):
             netns.drop_segment(segment)
 
-    def _put_overlay(self, netns: TenantNetnsDriver, overlay: Overlay) -> None:
-        netns.put_overlay(overlay, self._underlay, vtep=self._vtep, port=self._vxlan_port, mtu=self._mtu)
+    def _put_overlay(self, netns: TenantNetnsDriver, overlay: Overlay) -> bool:
+        return netns.put_overlay(overlay, self._underlay, vtep=self._vtep, port=self._vxlan_port, mtu=self._mtu)
 
     def _drop_overlay(self, overlay: Overlay) -> None:
         if netns := self._tenants.get(overlay.tenant):

@@ -55,6 +55,7 @@ from weft.kernel.netlink.link import (
     change_link,
     create_vxlan,
     delete_link,
+    read_link,
     read_links,
     update_carrier,
 )
@@ -209,19 +210,24 @@ class TenantNetnsDriver:
     def drop_segment(self, segment: Segment) -> None:
         self._bridges.drop(segment, self.indexes)
 
-    def put_overlay(self, overlay: Overlay, underlay: NetlinkSocket, *, vtep: Address, port: int, mtu: int) -> None:
-        """Ensure the VXLAN device of an overlay."""
+    def put_overlay(self, overlay: Overlay, underlay: NetlinkSocket, *, vtep: Address, port: int, mtu: int) -> bool:
+        """Ensure the VXLAN device of an overlay; return whether it replaces one of other settings."""
         name = overlay_name(overlay.vni)
-        if name in self.indexes:
-            return
-        device = Device(name=name, mac=overlay_mac(vtep), mtu=mtu)
         tunnel = Vxlan(vni=overlay.vni, port=port, local=vtep)
+        former = read_link(self.netlink, name) if name in self.indexes else None
+        if former is not None:
+            if former.vxlan == tunnel:
+                return False
+            # Of an agent with another `--vtep-ip` or `--vxlan-port`: other nodes would drop its packets.
+            self.netlink.send_batch([delete_link(former.index)])
+        device = Device(name=name, mac=overlay_mac(vtep), mtu=mtu)
         # Created from the underlay's netns: a VXLAN device sends by the netns it was created in, wherever it is.
         underlay.send_batch([create_vxlan(device, tunnel, namespace=self.namespace.fd)])
         self.indexes |= {link.name: link.index for link in self.links()}
         index = self.indexes[name]
         joining = self._bridges.join(index, name, number=overlay.vni, indexes=self.indexes)
         self.netlink.send_batch([*joining, change_link(index, up=True)])
+        return former is not None
 
     def drop_overlay(self, overlay: Overlay) -> None:
         index = self.indexes.pop(overlay_name(overlay.vni), None)

@@ -88,13 +88,19 @@ class Devices:
         """Create the VXLAN device of an overlay, if missing, and set it up; its name."""
         name = overlay_name(overlay.vni)
         if read_link(self._netlink, name) is None:
-            tunnel = Vxlan(vni=overlay.vni, port=self._port, local=self._vtep)
-            self._netlink.send_batch([create_vxlan(Device(name=name, mtu=self._mtu), tunnel)])
+            self._netlink.send_batch([create_vxlan(Device(name=name, mtu=self._mtu), self._tunnel(overlay))])
         link = self._require(name)
         self._netlink.send_batch(
             [change_address_settings(link.index, link_local=False), change_link(link.index, up=True)]
         )
         return name
+
+    def has_other_settings(self, overlay: Overlay, link: Link) -> bool:
+        """Whether the device is of an agent with another `--vtep-ip` or `--vxlan-port`: nodes drop its packets."""
+        return link.vxlan != self._tunnel(overlay)
+
+    def _tunnel(self, overlay: Overlay) -> Vxlan:
+        return Vxlan(vni=overlay.vni, port=self._port, local=self._vtep)
 
     def set_links_up(self, links: Iterable[Link]) -> list[str]:
         """Set devices up; the names of those that were down."""

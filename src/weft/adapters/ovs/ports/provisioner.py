@@ -213,9 +213,17 @@ class PortProvisioner:
         external_ids = {item.interface: port_external_ids(item) for item in desired if isinstance(item, Port)}
         external_ids |= netns_port_external_ids(self._bridge.tenant_ids_of(tenants))
         links = self._devices.read()
-        for overlay in [item for item in desired if isinstance(item, Overlay)]:
+        overlays = [item for item in desired if isinstance(item, Overlay)]
+        outdated = {
+            name
+            for overlay in overlays
+            if (name := overlay_name(overlay.vni)) in links and self._devices.has_other_settings(overlay, links[name])
+        }
+        # ovs-vswitchd must have closed a device before it opens another one of the same name.
+        self._remove_devices_and_ports(outdated, links, wait=True)
+        for overlay in overlays:
             external_ids[overlay_name(overlay.vni)] = overlay_external_ids(overlay)
-            if overlay_name(overlay.vni) not in links:
+            if overlay_name(overlay.vni) not in links.keys() - outdated:
                 repaired.append(f"made device {self._devices.put_overlay(overlay)}")
         if repaired:
             links = self._devices.read()
@@ -247,9 +255,13 @@ class PortProvisioner:
         names = {overlay_name(overlay.vni) for overlay in overlays}
         names |= netns_port_external_ids(self._bridge.tenant_ids_of(tenants)).keys()
         if names:
-            self._devices.mark_for_reap(link for name, link in self._devices.read().items() if name in names)
+            self._remove_devices_and_ports(names, self._devices.read())
+
+    def _remove_devices_and_ports(self, names: Set[str], links: Mapping[str, Link], *, wait: bool = False) -> None:
+        if names:
+            self._devices.mark_for_reap(link for name, link in links.items() if name in names)
             self._devices.reap()
-            self._bridge.remove_ports(names)
+            self._bridge.remove_ports(names, wait=wait)
 
     def remove_all(self) -> list[str]:
         """Delete all our devices and ports; the names of the devices."""
