@@ -1,4 +1,4 @@
-"""An agent that is restarted with other tunnel settings uses them for the networks that exist."""
+"""Tunnels of both datapaths: their settings after a restart of the agent, and the nodes they accept packets from."""
 
 from __future__ import annotations
 
@@ -10,8 +10,10 @@ from typing import TYPE_CHECKING
 import pytest
 
 from weft.adapters.netns.devices import overlay_name
+from weft.adapters.netns.host.vtep_ruleset import VTEP_TABLE
 from weft.domain.addresses import Address, parse_address
-from weft.domain.desired.state import Gateway, Overlay, Prefix, RemoteRoute, StateItem, TenantNetns, VxlanPeer
+from weft.domain.desired.diff import diff
+from weft.domain.desired.state import Gateway, Overlay, Prefix, RemoteRoute, StateItem, TenantNetns, VxlanPeer, rank
 from weft.domain.ids import TenantName
 from weft.drivers import DatapathSettings, LinuxDatapathSettings, OvsDatapathSettings, open_datapath
 from weft.lab.servers.openvswitch import running_switch
@@ -23,13 +25,14 @@ BLUE = TenantName("blue")
 VNI = 7
 OLD = parse_address("192.0.2.1", field="vtep")
 PEER = VxlanPeer(BLUE, VNI, "192.0.2.2")
+ROUTE = RemoteRoute(BLUE, Prefix(4, 0x0A010040, 26), VNI, PEER.vtep)
 STATE: frozenset[StateItem] = frozenset(
     {
         TenantNetns(BLUE),
         Gateway(BLUE, Address(4, 0x0A01FFFE)),
         Overlay(BLUE, VNI),
         PEER,
-        RemoteRoute(BLUE, Prefix(4, 0x0A010040, 26), VNI, "192.0.2.2"),
+        ROUTE,
     }
 )
 
@@ -77,3 +80,26 @@ def tunnel(here: Netns, tmp_path: Path) -> tuple[str, int]:
     (link,) = here.ask(*prefix, "ip", "-j", "-d", "link", "show", name)
     data = link["linkinfo"]["info_data"]
     return data.get("local") or data["local6"], data["port"]
+
+
+def test_H1_packets_of_a_node_are_accepted_from_its_first_item_to_its_last(
+    make_settings: MakeSettings, here: Netns
+) -> None:
+    """Each datapath keeps the table in step; what it does to packets shows `test_node_vxlan_injection`."""
+    with open_datapath(make_settings(OLD, 4789)) as datapath:
+        datapath.converge(STATE - {PEER, ROUTE})
+        assert not peers(here)
+        datapath.apply(diff(STATE, STATE - {PEER, ROUTE}, rank=rank))
+        assert peers(here) == ["192.0.2.2"]
+        datapath.apply(diff(STATE - {PEER, ROUTE}, STATE, rank=rank))
+        assert not peers(here)
+        datapath.converge(STATE)
+        assert peers(here) == ["192.0.2.2"]
+        datapath.uninstall()
+        tables = here.ask("nft", "-j", "list", "tables")["nftables"]
+        assert not [each for each in tables if each.get("table", {}).get("name") == VTEP_TABLE]
+
+
+def peers(here: Netns) -> list[str]:
+    listed = here.ask("nft", "-j", "list", "set", "inet", VTEP_TABLE, "vtep_peers")["nftables"]
+    return next(each["set"].get("elem", []) for each in listed if "set" in each)

@@ -7,18 +7,20 @@ import struct
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from ipaddress import ip_address
+from pathlib import Path
 
 from tests.support import inventory
 from tests.support.ethernet import frame
 
 from weft.domain.addresses import Address
-from weft.kernel.netlink.codec import pack_address
+from weft.kernel.netlink.codec import pack_address, pack_mac
 from weft.kernel.netns import Namespace
 from weft.lab.hosts import Host
 
 VXLAN_PORT = 4789
 ETHER_TYPES = {4: 0x0800, 6: 0x86DD}
 _FLAG_VNI = 1 << 27
+_NEIGHBOR_ADVERT = 136
 _KINDS = {4: socket.AF_INET, 6: socket.AF_INET6}
 _UDP = socket.IPPROTO_UDP
 
@@ -41,6 +43,17 @@ def vxlan(vni: int, content: bytes) -> bytes:
     return struct.pack(">II", _FLAG_VNI, vni << 8) + content
 
 
+def advertisement(target: Address, *, source: Address, to: Address, mac: str) -> bytes:
+    """An unsolicited neighbour advertisement that overrides what its receiver knows (RFC 4861, 4.4)."""
+    body = struct.pack(">I", 1 << 29) + pack_address(target) + b"\x02\x01" + pack_mac(mac)
+    ends = pack_address(source) + pack_address(to)
+    length, start = 4 + len(body), struct.pack(">BB", _NEIGHBOR_ADVERT, 0)
+    pseudo_header = ends + struct.pack(">II", length, socket.IPPROTO_ICMPV6)
+    checksum = _checksum(pseudo_header + start + b"\0\0" + body)
+    header = struct.pack(">IHBB", 6 << 28, length, socket.IPPROTO_ICMPV6, 255)
+    return header + ends + start + struct.pack(">H", checksum) + body
+
+
 def inner_frame(mac: str, source: Address, target: Address, *, port: int, ttl: int = 64) -> bytes:
     """An inner frame with a UDP datagram, to the MAC of the node or of the pod."""
     packet = udp_packet(source, target, port=port, ttl=ttl)
@@ -59,10 +72,21 @@ def send_as_node(source: Host, target: Host, payload: bytes, *, outer: tuple[str
 
     `outer` are the outer addresses; by default those of the two nodes.
     """
-    ends = [_parse(text) for text in outer or (source.address, target.address)]
-    packet = udp_packet(ends[0], ends[1], port=VXLAN_PORT, payload=payload)
-    with Namespace.open(source.netns) as namespace, _raw(namespace) as sender:
-        sender.send(frame(_mac(target), _mac(source), ETHER_TYPES[ends[0].family], packet))
+    with Namespace.open(source.netns) as namespace:
+        send_raw(
+            namespace,
+            payload,
+            macs=(link_mac(target.netns), link_mac(source.netns)),
+            outer=outer or (source.address, target.address),
+        )
+
+
+def send_raw(namespace: Namespace, payload: bytes, *, macs: tuple[str, str], outer: tuple[str, str]) -> None:
+    """Send from eth0 by a packet socket, with any target and source MAC and outer source and target address."""
+    source, target = (_parse(text) for text in outer)
+    packet = udp_packet(source, target, port=VXLAN_PORT, payload=payload)
+    with _raw(namespace) as sender:
+        sender.send(frame(*macs, ETHER_TYPES[source.family], packet))
 
 
 @contextmanager
@@ -72,8 +96,8 @@ def _raw(namespace: Namespace) -> Iterator[socket.socket]:
         yield opened
 
 
-def _mac(host: Host) -> str:
-    return str(inventory.run_json(host.netns, "ip", "-j", "link", "show", "eth0")[0]["address"])
+def link_mac(netns: Path, link: str = "eth0") -> str:
+    return str(inventory.run_json(netns, "ip", "-j", "link", "show", link)[0]["address"])
 
 
 def _parse(text: str) -> Address:

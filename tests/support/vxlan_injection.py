@@ -7,16 +7,23 @@ import itertools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from functools import partial
+from ipaddress import ip_address
+from pathlib import Path
+from types import TracebackType
+from typing import Self
 
 from tests.support import inventory
 from tests.support.connectivity import FAMILIES, SILENCE_S, assert_connectivity, between
 from tests.support.flood import Tap
 from tests.support.tenant_fixture import TenantFixture
-from tests.support.vxlan import inner_frame, send_as_node, vxlan
+from tests.support.vxlan import inner_frame, link_mac, send_as_node, vxlan
 
 from weft.adapters.netns.devices import overlay_hop_mac
 from weft.domain.addresses import Address, parse_address
+from weft.kernel.netns import Namespace, NamespaceDirectory
 from weft.lab.hosts import Host, Pod
+from weft.lab.traffic import UDP, NetnsAddress
+from weft.lab.waiting import DEADLINE
 
 PORT = 6000
 DENIED = "-d in -p 1 -j deny"
@@ -59,7 +66,7 @@ class Scene:
         """A VXLAN packet with a datagram of a source to a pod on the first host."""
         mac = overlay_hop_mac(parse_address(self.vtep(self.one), field="vtep"))
         if self.lab.fwdmode == "bridge":
-            mac = str(inventory.run_json(target.netns, "ip", "-j", "link", "show", "eth0")[0]["address"])
+            mac = link_mac(target.netns)
         return vxlan(self.vni, inner_frame(mac, source, address_of(target, source.family), port=PORT))
 
     async def arrived(self, attack: Callable[[bytes], None], sources: Iterable[Address], *targets: Pod) -> list[str]:
@@ -85,3 +92,69 @@ class Scene:
 
 def address_of(pod: Pod, family: int) -> Address:
     return parse_address(str(pod.address(family)), field="address")
+
+
+class Container:
+    """A container of another runtime on a host: a netns behind a veth, with forwarding and NAT, as Docker makes them.
+
+    The host does not filter reverse paths meanwhile: many do not.
+    """
+
+    ADDRESS, GATEWAY = "172.31.9.2", "172.31.9.1"
+    _SETUP = (
+        "ip link add docker0 type veth peer name eth0 netns {netns}",
+        f"ip addr add {GATEWAY}/24 dev docker0",
+        "ip link set docker0 up",
+        "sysctl -qw net.ipv4.ip_forward=1 net.ipv4.conf.all.rp_filter=0 net.ipv4.conf.docker0.rp_filter=0",
+        "nft add table ip docker",
+        "nft add chain ip docker nat {{ type nat hook postrouting priority srcnat; }}",
+        "nft add rule ip docker nat ip saddr 172.31.9.0/24 oifname != docker0 masquerade",
+    )
+    _INSIDE = (
+        f"ip addr add {ADDRESS}/24 dev eth0",
+        "ip link set eth0 up",
+        f"ip route add default via {GATEWAY}",
+    )
+    _CLEANUP = (
+        "ip link del docker0",
+        "nft delete table ip docker",
+        "sysctl -qw net.ipv4.conf.all.rp_filter=1",
+    )
+    _OTHER_PORT = 4790
+
+    def __init__(self, host: Host) -> None:
+        self._host = host
+        self._directory = NamespaceDirectory(host.home / "containers")
+        self._closing = ExitStack()
+
+    def __enter__(self) -> Self:
+        self._directory.prepare()
+        self.namespace = self._closing.enter_context(self._directory.create("docker"))
+        self._closing.callback(self._directory.delete, "docker")
+        self._closing.callback(self._run, self._CLEANUP)
+        netns = self._directory.path / "docker"
+        self._run(self._SETUP, netns=netns)
+        for command in self._INSIDE:
+            inventory.run(netns, command)
+        self.macs = link_mac(self._host.netns, "docker0"), link_mac(netns)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._closing.close()
+
+    async def reaches(self, host: Host) -> bool:
+        """Whether a datagram to another port of a host arrives there as one of the container's host."""
+        with Namespace.open(host.netns) as namespace:
+            target = NetnsAddress(namespace, ip_address(host.address))
+            sender = NetnsAddress(self.namespace, ip_address(self.ADDRESS))
+            with target.listening(self._OTHER_PORT, UDP) as listener, sender.open_socket(UDP) as client:
+                client.sendto(b"?", (host.address, self._OTHER_PORT))
+                async with asyncio.timeout(DEADLINE):
+                    _, (seen, *_) = await asyncio.get_running_loop().sock_recvfrom(listener, 64)
+                return str(seen) == self._host.address
+
+    def _run(self, commands: Iterable[str], *, netns: Path | None = None) -> None:
+        for command in commands:
+            inventory.run(self._host.netns, command.format(netns=netns))
