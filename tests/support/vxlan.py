@@ -54,6 +54,13 @@ def advertisement(target: Address, *, source: Address, to: Address, mac: str) ->
     return header + ends + start + struct.pack(">H", checksum) + body
 
 
+def behind_options(packet: bytes) -> bytes:
+    """The IPv6 packet with a header of destination options, all padding, before its payload."""
+    (length,) = struct.unpack(">H", packet[4:6])
+    header = packet[:4] + struct.pack(">HB", length + 8, socket.IPPROTO_DSTOPTS) + packet[7:40]
+    return header + packet[6:7] + b"\0\x01\x04\0\0\0\0" + packet[40:]
+
+
 def inner_frame(mac: str, source: Address, target: Address, *, port: int, ttl: int = 64) -> bytes:
     """An inner frame with a UDP datagram, to the MAC of the node or of the pod."""
     packet = udp_packet(source, target, port=port, ttl=ttl)

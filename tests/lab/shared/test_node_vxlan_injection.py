@@ -17,10 +17,10 @@ import pytest
 import pytest_asyncio
 from tests.support import inventory
 from tests.support.connectivity import FAMILIES, assert_connectivity, between
-from tests.support.ethernet import tagged
+from tests.support.ethernet import ARP, REPLY, arp, frame, open_packet_socket, receives, tagged
 from tests.support.sequence_stream import Stream
 from tests.support.tenant_fixture import TenantFixture
-from tests.support.vxlan import send, send_raw
+from tests.support.vxlan import ETHER_TYPES, advertisement, behind_options, link_mac, send, send_raw, vxlan
 from tests.support.vxlan_injection import NOBODY, PORT, Container, Scene, address_of
 
 from weft.domain import kinds
@@ -28,7 +28,7 @@ from weft.domain.ids import NodeName
 from weft.domain.store_types import Delete
 from weft.drivers import RemoteStoreSettings, open_store
 from weft.kernel.netns import Namespace
-from weft.lab.hosts import Host
+from weft.lab.hosts import Host, Pod
 from weft.lab.netlab import NetLab
 from weft.lab.waiting import DEADLINE, eventually, until
 
@@ -124,6 +124,25 @@ async def test_H1_a_node_cannot_spoof_workloads_of_other_nodes(scene: Scene) -> 
     await until_counted(scene.one, "weft/spoofed")
 
 
+async def test_H1_a_node_cannot_announce_workloads_of_other_nodes(scene: Scene) -> None:
+    """By ARP, or by a neighbour advertisement in a packet of its own pod. Its own pod it may announce."""
+    pods, sent, seen = (scene.friend_two, scene.friend_three, scene.near), dict[bytes, tuple[str, str]](), set[bytes]()
+
+    def note(data: bytes) -> bool:
+        seen.add(data[6:12])
+        return False  # all that come within the time
+
+    with open_packet_socket(scene.open.namespace) as capture:
+        for number, pod in enumerate(pods):
+            for kind, announced in announcements(scene, pod, prefix=f"02:aa:aa:aa:{number:02x}").items():
+                scene.as_node(scene.two)(vxlan(scene.vni, announced))
+                sent[announced[6:12]] = kind, pod.name
+        await asyncio.to_thread(receives, capture, note)
+    own = {("ARP", scene.friend_two.name), ("ND", scene.friend_two.name)}
+    # In routing mode nodes forward neither ARP nor ND.
+    assert {sent[mac] for mac in seen & sent.keys()} == (own if scene.lab.fwdmode == "bridge" else set())
+
+
 @pytest.mark.parametrize("tag", [0, 5])
 async def test_H1_a_node_cannot_hide_an_inner_source_behind_a_vlan_tag(scene: Scene, tag: int) -> None:
     """The kernel would remove a priority tag (0) and deliver the packet."""
@@ -183,6 +202,19 @@ async def test_H1_tunnels_lose_no_packet_while_nodes_join_and_leave_and_agents_r
         stream.stop()
         assert not await stream.missing()
         assert stream.sent > 0
+
+
+def announcements(scene: Scene, pod: Pod, *, prefix: str) -> dict[str, bytes]:
+    """Frames to the open pod that say other MACs, which begin with the prefix, have the addresses of a pod."""
+    to, mac = scene.open, link_mac(scene.open.netns)
+    rogue = [f"{prefix}:{number:02x}" for number in range(3)]
+    sender, target = (rogue[0], address_of(pod, 4)), (mac, address_of(to, 4))
+    nd = partial(advertisement, address_of(pod, 6), source=address_of(scene.friend_two, 6), to=address_of(to, 6))
+    return {
+        "ARP": frame(mac, rogue[0], ARP, arp(REPLY, sender=sender, target=target)),
+        "ND": frame(mac, rogue[1], ETHER_TYPES[6], nd(mac=rogue[1])),
+        "ND behind options": frame(mac, rogue[2], ETHER_TYPES[6], behind_options(nd(mac=rogue[2]))),
+    }
 
 
 async def forget_node(lab: NetLab, host: Host) -> None:

@@ -38,6 +38,7 @@ CHAINS: Final = {
     "vxlan_peer": "from a node's VTEP: drop what enters by an interface that does not lead there",
     "inner_source": "select the check of the inner source; drop frames that are neither IP nor ARP",
     "inner_source{4,6}": "drop a source that belongs to another node (`weft/spoofed`)",
+    "inner_nd": "the same for the target of a neighbour advertisement; drop router advertisements and redirects",
     "inner_source_arp": "the same for the sender of an ARP packet",
     "vxlan_accept": "no conntrack for accepted VXLAN packets",
     "vxlan_notrack_local": "no conntrack for sent VXLAN packets",
@@ -57,6 +58,11 @@ SETS: Final = {
 
 _VNI, _ETHER_TYPE, _ARP_SENDER = "@th,96,24", "@th,224,16", "@th,352,32"
 _INNER_SOURCES = {4: "@th,336,32", 6: "@th,304,128"}
+# Fields of an inner IPv6 packet: its first header, hop limit, and, if that header is ICMPv6, type and ND target.
+_NEXT_HEADER, _HOP_LIMIT, _ICMPV6_TYPE, _ND_TARGET = "@th,288,8", "@th,296,8", "@th,560,8", "@th,624,128"
+_ICMPV6, _ROUTER_ADVERT, _NEIGHBOR_ADVERT, _REDIRECT = 58, 134, 136, 137
+# Headers that may come before ICMPv6: hop-by-hop options, routing, destination options.
+_EXTENSIONS = 0, 43, 60
 _ETHER_TYPES = {4: 0x0800, 6: 0x86DD}
 _ETH_P_ARP = 0x0806
 _BLOCK_BITS = BLOCK_SIZE.bit_length() - 1
@@ -166,7 +172,10 @@ def _chains(config: VtepConfig) -> dict[str, list[str]]:
             # Also frames with an inner VLAN tag, behind which a source would be hidden.
             _drop(DROP_SPOOFED),
         ],
-        **{f"inner_source{family}": _source_checks(source, family, ip) for family, source in _INNER_SOURCES.items()},
+        "inner_source4": _source_checks(_INNER_SOURCES[4], 4, ip),
+        # A host ignores ND with any other hop limit: a router has decremented it (RFC 4861, 7.1).
+        "inner_source6": [f"{_HOP_LIMIT} 255 jump inner_nd", *_source_checks(_INNER_SOURCES[6], 6, ip)],
+        "inner_nd": _nd_checks(ip),
         "inner_source_arp": _source_checks(_ARP_SENDER, 4, ip),
         # The priority must not classify the inner packet in a qdisc. Conntrack entries of tunnels would have no use.
         "vxlan_accept": ["meta priority set none notrack accept"],
@@ -209,6 +218,20 @@ def _source_checks(source: str, family: int, ip: str) -> list[str]:
             f"meta priority . {field} @{name}_known{family} {_drop(DROP_SPOOFED)}",
         ]
     return [*rules, "goto vxlan_accept"]
+
+
+def _nd_checks(ip: str) -> list[str]:
+    """Compare the node that sent a neighbour advertisement with the one that has the address it is about."""
+    advert = f"{_ICMPV6_TYPE} {_NEIGHBOR_ADVERT} meta priority . {_ND_TARGET}"
+    return [
+        # Behind another header a message would be hidden. Hosts ignore it in a fragment (RFC 6980).
+        *(f"{_NEXT_HEADER} {number} {_drop(DROP_SPOOFED)}" for number in _EXTENSIONS),
+        f"{_NEXT_HEADER} != {_ICMPV6} return",
+        # The gateway is on the node of the workload: it needs no routers behind tunnels.
+        *(f"{_ICMPV6_TYPE} {number} {_drop(DROP_SPOOFED)}" for number in (_ROUTER_ADVERT, _REDIRECT)),
+        f"{advert} . {ip} saddr @inner_owners6 return",
+        f"{advert} @inner_known6 {_drop(DROP_SPOOFED)}",
+    ]
 
 
 def entries_of(item: StateItem, config: VtepConfig) -> Iterator[VtepEntry]:
