@@ -239,6 +239,42 @@ async def test_host_addresses_spoofed_from_the_uplink_are_dropped(lab: NetLab, e
         assert await traffic.eventually_reaches(host_netns_address(one, closing, 4), pod.place(), port=80)
 
 
+@pytest.mark.soak
+@BOTH_MODES
+async def test_H1_a_machine_on_the_vlan_cannot_pass_as_a_pod_of_this_node_or_as_nobody(
+    lab: NetLab, external: socket.socket
+) -> None:
+    """As a pod of another node it can, which the design says: a VLAN authenticates nobody."""
+    one, two = await two_hosts(lab)
+    await lab.group("friend", network="net")
+    (await lab.rest.put("policys", tenantName="default", policyName="closed")).accepted()
+    for number, action in enumerate(({"action": "deny"}, {"action": "allow", "fromEndpointGroup": "friend"}), start=1):
+        rule = {"policyName": "closed", "ruleId": str(number), "priority": number, "direction": "in", **action}
+        (await lab.rest.put("rules", tenantName="default", **rule)).accepted()
+    await lab.group("shut", network="net", policies=["closed"])
+    plug_external()
+    open_pod, shut = await one.pod("open", network="net"), await one.pod("shut", network="net", group="shut")
+    near, far = [await host.pod(f"friend-{host.name}", network="net", group="friend") for host in (one, two)]
+    for friend in (near, far):
+        assert await friend.eventually_reaches(shut)
+    nobody = parse_address("10.1.77.77", field="source")
+
+    async def passes(source: Address, target: Pod) -> bool:
+        mac = mac_of(target) if lab.fwdmode == "bridge" else overlay_mac(parse_address(one.address, field="host"))
+        with open_packet_socket(target.namespace) as capture:
+            external.send(tagged(TAG, frame(mac, EXTERNAL_HOST[0], IPV4, datagram(source, address_of(target)))))
+            # Not ARP: a pod may be asked for its own address.
+            return await asyncio.to_thread(
+                receives, capture, lambda data: not is_arp(data) and data[26:30] == source.number.to_bytes(4, "big")
+            )
+
+    assert not await passes(address_of(near), open_pod)
+    assert not await passes(address_of(near), shut)
+    assert not await passes(nobody, shut)
+    assert await passes(nobody, open_pod)
+    assert await passes(address_of(far), shut)
+
+
 async def test_the_hosts_own_address_on_an_uplink_stays_reachable(lab: NetLab) -> None:
     """W33: before, while and after the uplink carries VLAN networks."""
     one, two = await two_hosts(lab)
