@@ -17,13 +17,14 @@ import pytest
 import pytest_asyncio
 from tests.support import inventory
 from tests.support.connectivity import FAMILIES, assert_connectivity, between
-from tests.support.ethernet import ARP, REPLY, arp, frame, open_packet_socket, receives, tagged
+from tests.support.ethernet import ARP, REPLY, arp, frame, is_from, open_packet_socket, receives, tagged
 from tests.support.sequence_stream import Stream
 from tests.support.tenant_fixture import TenantFixture
 from tests.support.vxlan import ETHER_TYPES, advertisement, behind_options, link_mac, send, send_raw, vxlan
 from tests.support.vxlan_injection import NOBODY, PORT, Container, Scene, address_of
 
 from weft.domain import kinds
+from weft.domain.addresses import parse_address
 from weft.domain.ids import NodeName
 from weft.domain.store_types import Delete
 from weft.drivers import RemoteStoreSettings, open_store
@@ -141,6 +142,24 @@ async def test_H1_a_node_cannot_announce_workloads_of_other_nodes(scene: Scene) 
     own = {("ARP", scene.friend_two.name), ("ND", scene.friend_two.name)}
     # In routing mode nodes forward neither ARP nor ND.
     assert {sent[mac] for mac in seen & sent.keys()} == (own if scene.lab.fwdmode == "bridge" else set())
+
+
+async def test_H1_a_node_cannot_announce_the_gateway(scene: Scene) -> None:
+    """Each node answers for it. A pod that believed another one would send it all that leaves its network."""
+    gateways = {4: "10.70.0.254", 6: "2001:db8:70::fe"}
+    subnets = {"subnet": "10.70.0.0/24", "ipv6Subnet": "2001:db8:70::/64"}
+    await scene.lab.network("gw", tenant="default", gateway=gateways[4], ipv6Gateway=gateways[6], **subnets)
+    pod, other = [await host.pod(f"gw-{host.name}", network="gw") for host in (scene.one, scene.two)]
+    assert await other.eventually_reaches(pod)
+    vni = (await scene.lab.rest.oper("networks", "default:gw"))["externalPktTag"]
+    rogue, mac = "02:aa:aa:aa:aa:aa", link_mac(pod.netns)
+    address4, address6 = (parse_address(text, field="gateway") for text in gateways.values())
+    by_arp = arp(REPLY, sender=(rogue, address4), target=(mac, address_of(pod, 4)))
+    by_nd = advertisement(address6, source=address_of(other, 6), to=address_of(pod, 6), mac=rogue)
+    with open_packet_socket(pod.namespace) as capture:
+        for kind, content in ((ARP, by_arp), (ETHER_TYPES[6], by_nd)):
+            scene.as_node(scene.two)(vxlan(vni, frame(mac, rogue, kind, content)))
+        assert not await asyncio.to_thread(receives, capture, is_from(rogue))
 
 
 @pytest.mark.parametrize("tag", [0, 5])

@@ -22,7 +22,7 @@ from weft.adapters.netns.drop_reasons import DROP_SPOOFED, DROP_UNKNOWN_VTEP, NF
 from weft.adapters.netns.nft.commands import IP, replace_table, table_commands
 from weft.domain.addresses import BITS, Address, parse_address
 from weft.domain.desired.segments import RemoteMac, vlan_tag
-from weft.domain.desired.state import Overlay, RemoteRoute, StateItem, VxlanPeer
+from weft.domain.desired.state import Gateway, Overlay, RemoteRoute, StateItem, VxlanPeer
 from weft.domain.host_access.state import HostLink, RemoteHostReturnRoute
 from weft.domain.ids import TenantName
 from weft.domain.ipam.allocator import BLOCK_SIZE
@@ -53,6 +53,7 @@ SETS: Final = {
     "inner_known{4,6}": "tenant and address, of this node too: from any other VTEP it is spoofed",
     "block_owners{4,6}": "tenant and address block, with the VTEP of its node",
     "block_known{4,6}": "tenant and address block: from any other VTEP it is spoofed",
+    "gateways{4,6}": "tenant and gateway address: every node answers for it, so that none announces it to others",
     DROP_COUNTERS: "packets per drop reason",
 }
 
@@ -89,7 +90,7 @@ ENTRY_SETS: Final = (
     "vni_tenants",
     *(
         f"{name}{family}"
-        for name in ("inner_owners", "inner_known", "block_owners", "block_known")
+        for name in ("inner_owners", "inner_known", "block_owners", "block_known", "gateways")
         for family in (4, 6)
     ),
 )
@@ -133,6 +134,7 @@ def _declarations(config: VtepConfig) -> Iterator[str]:
         for name in ("inner", "block"):
             yield f"set {name}_owners{family} {{ typeof meta priority . {source} . {vtep}; }}"
             yield f"set {name}_known{family} {{ typeof meta priority . {source}; }}"
+        yield f"set gateways{family} {{ typeof meta priority . {source}; }}"
     yield f"set {DROP_COUNTERS} {{ type mark; counter; }}"
 
 
@@ -176,7 +178,10 @@ def _chains(config: VtepConfig) -> dict[str, list[str]]:
         # A host ignores ND with any other hop limit: a router has decremented it (RFC 4861, 7.1).
         "inner_source6": [f"{_HOP_LIMIT} 255 jump inner_nd", *_source_checks(_INNER_SOURCES[6], 6, ip)],
         "inner_nd": _nd_checks(ip),
-        "inner_source_arp": _source_checks(_ARP_SENDER, 4, ip),
+        "inner_source_arp": [
+            f"meta priority . {_ARP_SENDER} @gateways4 {_drop(DROP_SPOOFED)}",
+            *_source_checks(_ARP_SENDER, 4, ip),
+        ],
         # The priority must not classify the inner packet in a qdisc. Conntrack entries of tunnels would have no use.
         "vxlan_accept": ["meta priority set none notrack accept"],
         "vxlan_notrack_local": [
@@ -229,6 +234,7 @@ def _nd_checks(ip: str) -> list[str]:
         f"{_NEXT_HEADER} != {_ICMPV6} return",
         # The gateway is on the node of the workload: it needs no routers behind tunnels.
         *(f"{_ICMPV6_TYPE} {number} {_drop(DROP_SPOOFED)}" for number in (_ROUTER_ADVERT, _REDIRECT)),
+        f"{advert} @gateways6 {_drop(DROP_SPOOFED)}",
         f"{advert} . {ip} saddr @inner_owners6 return",
         f"{advert} @inner_known6 {_drop(DROP_SPOOFED)}",
     ]
@@ -268,6 +274,12 @@ def _remote_host(item: RemoteHostReturnRoute, config: VtepConfig) -> Iterator[Vt
         yield from _owned("inner", item.tenant, item.address, vtep=item.vtep, config=config)
 
 
+def _gateway(item: Gateway, config: VtepConfig) -> Iterator[VtepEntry]:  # noqa: ARG001
+    # Its packets pass: an ICMP error of another node's gateway has this source.
+    element = Element(key=key(_tenant(item.tenant), pack_address(item.address)))
+    yield VtepEntry(f"gateways{item.address.family}", element)
+
+
 def _own_host(item: HostLink, config: VtepConfig) -> Iterator[VtepEntry]:  # noqa: ARG001
     for address in item.addresses:
         yield _known("inner", item.tenant, address)
@@ -297,4 +309,5 @@ _BUILDERS: Final[dict[type, Callable[[Any, VtepConfig], Iterator[VtepEntry]]]] =
     RemoteMac: _remote_mac,
     RemoteHostReturnRoute: _remote_host,
     HostLink: _own_host,
+    Gateway: _gateway,
 }

@@ -18,7 +18,7 @@ from weft.adapters.netns.host.vtep_ruleset import (
 )
 from weft.domain.addresses import BITS, Address, parse_address
 from weft.domain.desired.segments import RemoteMac, encap_id, vlan_tag
-from weft.domain.desired.state import Overlay, Prefix, RemoteRoute, StateItem, TenantNetns, VxlanPeer
+from weft.domain.desired.state import Gateway, Overlay, Prefix, RemoteRoute, StateItem, TenantNetns, VxlanPeer
 from weft.domain.host_access.state import HostLink, RemoteHostReturnRoute
 from weft.domain.ids import TenantName
 from weft.domain.ipam.ipam import BLOCK_SIZE
@@ -79,6 +79,11 @@ def test_a_vtep_of_the_other_address_family_is_no_peer_and_its_workloads_have_no
 
 def test_addresses_of_the_own_host_are_known_and_belong_to_no_vtep() -> None:
     assert sets_of(HostLink(BLUE, (*PODS.values(),))) == ["inner_known4", "inner_known6"]
+
+
+def test_a_gateway_can_be_announced_by_nobody_and_is_a_source_like_others() -> None:
+    for family, address in PODS.items():
+        assert sets_of(Gateway(BLUE, address)) == [f"gateways{family}"]
 
 
 def test_vlan_networks_have_no_entries() -> None:
