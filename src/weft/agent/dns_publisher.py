@@ -457,6 +457,9 @@ class DnsPublisher:
             self._pusher.add_tenant(tenant)
         self._tenants, self._replaced = frozenset(tenants), False
 
+    def policy_changed(self, tenant: TenantName) -> None:
+        self._pusher.policy_changed(tenant)
+
     def add_endpoint(self, endpoint: Endpoint) -> None:
         self._pusher.add_endpoint(endpoint)
 

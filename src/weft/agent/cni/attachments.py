@@ -214,7 +214,7 @@ class Attachments:
 
     async def _deconfigure(self, attachment: Attachment, config: EndpointConfig) -> None:
         self._attachment_store.update(attachment.key, stage=Stage.DELETING)
-        changes = self._reconciler.remove_endpoint(attachment.endpoint)
+        changes = await self._reconciler.remove_endpoint(attachment.endpoint)
         try:
             await self._executor.call(lambda datapath: datapath.unplug(config, changes))
         except BaseException:
@@ -224,7 +224,7 @@ class Attachments:
 
     async def _plug(self, endpoint: model.Endpoint, config: EndpointConfig) -> None:
         """Plug the port; policy and the other entries of the endpoint are installed in the same transaction."""
-        changes = self._reconciler.add_endpoint(endpoint)
+        changes = await self._reconciler.add_endpoint(endpoint)
         try:
             await self._executor.plug(PlugRequest(config, changes))
         except BaseException:

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import asyncio
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Set
+from collections.abc import Callable, Iterable, Iterator, Mapping, Set
+from contextlib import AbstractAsyncContextManager
 from typing import NamedTuple, Protocol
 
 from weft.agent.dataplane.host_access import HostAccess
@@ -111,6 +112,7 @@ class DesiredState:
         self._cluster = cluster
         self._node = node
         self._attachment_store = attachment_store
+        self._policies = features.policies
         self._services = features.services
         self._features: tuple[DatapathFeature, ...] = features
         # The items that the datapath got last, without ports and features.
@@ -206,7 +208,9 @@ class DesiredState:
         if update.items is not self._applied:
             view = diff(update.items, self._applied, rank=rank)
             self.tenants = tenants_of(update.items)
-        return joined([view, *(feature.refresh(self.tenants) for feature in self._features)])
+        difference = joined([view, *(feature.refresh(self.tenants) for feature in self._features)])
+        self._await_policies()
+        return difference
 
     def note_applied(self, update: Update) -> None:
         """The datapath has taken over the update."""
@@ -224,13 +228,36 @@ class DesiredState:
         update = self.full_update()
         self._applied, self.tenants = update.items, tenants_of(update.items)
         everything = {*update.items, *self._ports()}
-        return update, everything.union(*(feature.everything(self.tenants) for feature in self._features))
+        everything.update(*(feature.everything(self.tenants) for feature in self._features))
+        self._await_policies()
+        return update, everything
 
-    def add_endpoint(self, endpoint: model.Endpoint) -> Difference[StateItem]:
-        return joined(feature.add_endpoint(endpoint) for feature in self._features)
+    def _await_policies(self) -> None:
+        if not self._policies.is_current(self.tenants):
+            self.changed.set()  # policies changed while others were computed: the next round has them
 
-    def remove_endpoint(self, endpoint: model.Endpoint) -> Difference[StateItem]:
-        return joined(feature.remove_endpoint(endpoint) for feature in self._features)
+    async def compute_policies(self, tenants: Set[TenantName] = frozenset()) -> None:
+        """Return when the policies known at the call are computed, of these tenants or of all on this node."""
+        await self._policies.compute(tenants or self.local_tenants() | self.tenants)
+
+    def policies_idle(self) -> AbstractAsyncContextManager[None]:
+        """In the block no thread computes policies, until its first await; `take_everything` needs that."""
+        return self._policies.idle()
+
+    def on_late_policy(self, notify: Callable[[TenantName], None]) -> None:
+        """Have a function called with a tenant whose policy changed later than the cluster."""
+        self._policies.on_late_change.append(notify)
+
+    async def add_endpoint(self, endpoint: model.Endpoint) -> Difference[StateItem]:
+        """What to put with the endpoint's port, when its policy is computed. To be handed over before any await."""
+        policy = await self._policies.attach(endpoint)
+        return joined([policy, *(each.add_endpoint(endpoint) for each in self._features if each is not self._policies)])
+
+    async def remove_endpoint(self, endpoint: model.Endpoint) -> Difference[StateItem]:
+        """What to put and drop with the endpoint's port; as `add_endpoint`."""
+        policy = await self._policies.detach(endpoint)
+        others = (each for each in self._features if each is not self._policies)
+        return joined([policy, *(each.remove_endpoint(endpoint) for each in others)])
 
     def network_items(self, network: model.Network, group: str) -> frozenset[StateItem]:
         """What a port of the network and group stands on: the tenant's netns, the segment and its gateways."""

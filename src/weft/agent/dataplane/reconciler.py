@@ -37,6 +37,10 @@ class NetnsObserver(Protocol):
         """Exactly these tenants have a netns now. `recreated`: some may have a new one under the same name."""
         ...
 
+    def policy_changed(self, tenant: TenantName) -> None:
+        """The policy engine of a tenant took up a change later than the cluster."""
+        ...
+
     def add_endpoint(self, endpoint: model.Endpoint) -> None:
         """The policy of an endpoint of this node is computed. The store may not have the endpoint yet."""
         ...
@@ -104,6 +108,8 @@ class Reconciler:
         self._desired = desired
         self._executor = executor
         self._netns_observers = netns_observers
+        for observer in netns_observers:
+            desired.on_late_policy(observer.policy_changed)
         # One round at a time: two would take differences against the same applied state.
         self._lock = asyncio.Lock()
         # Whether the datapath may differ from what was applied.
@@ -169,12 +175,17 @@ class Reconciler:
 
     async def refresh(self) -> None:
         """Apply what has changed since the last round."""
-        async with self._lock, self._applying():
+        known = self._known()
+        # Before the lock: ADDs of other tenants go on while a policy is computed.
+        await self._desired.compute_policies()
+        async with self._lock, self._applying(known):
             await self._apply(self._desired.take_update())
 
     async def converge(self) -> DriftReport:
         """Read everything back and repair drift."""
-        async with self._lock, self._applying():
+        known = self._known()
+        await self._desired.compute_policies()
+        async with self._lock, self._applying(known):
             report = await self._read_back()
         # The state was in memory twice, read and desired: malloc keeps the freed memory until it is trimmed.
         await self._executor.call(lambda _: trim_memory())
@@ -185,6 +196,7 @@ class Reconciler:
 
         They stay for as long as the attachment is in the attachment store, so the caller records it first.
         """
+        await self._desired.compute_policies({network.tenant})
         needed = self._desired.network_items(network, group)
         # The lock is taken even if nothing is missing: a round that began before the attachment was recorded may be
         # removing the netns of a tenant whose last endpoint has just been detached.
@@ -194,25 +206,33 @@ class Reconciler:
             if not self._desired.is_applied(needed):
                 await self._apply(self._desired.full_update(needed))
 
-    def add_endpoint(self, endpoint: model.Endpoint) -> Difference[StateItem]:
-        """The policy, service, QoS and host entries to put with the endpoint's port. Its network must be there."""
+    async def add_endpoint(self, endpoint: model.Endpoint) -> Difference[StateItem]:
+        """The policy, service, QoS and host entries to put with the endpoint's port. Its network must be there.
+
+        Returns when the policy of the endpoint is computed.
+        """
+        difference = await self._desired.add_endpoint(endpoint)
         self._plugs_pending = True
-        difference = self._desired.add_endpoint(endpoint)
         for observer in self._netns_observers:
             observer.add_endpoint(endpoint)
         return difference
 
-    def remove_endpoint(self, endpoint: model.Endpoint) -> Difference[StateItem]:
-        """The entries to put and drop when the endpoint's port is removed."""
-        self._plugs_pending = True
+    async def remove_endpoint(self, endpoint: model.Endpoint) -> Difference[StateItem]:
+        """The entries to put and drop when the endpoint's port is removed, when its policy is computed."""
         for observer in self._netns_observers:
             observer.remove_endpoint(endpoint)
-        return self._desired.remove_endpoint(endpoint)
+        difference = await self._desired.remove_endpoint(endpoint)
+        self._plugs_pending = True
+        return difference
+
+    def _known(self) -> tuple[Revision, Revision]:
+        """The newest revision and sync request that were received."""
+        return self._desired.revision, self._desired.sync_request
 
     @asynccontextmanager
-    async def _applying(self) -> AsyncIterator[None]:
-        """The revision known when the block begins is applied when the block ends without an error."""
-        revision, sync_request = self._desired.revision, self._desired.sync_request
+    async def _applying(self, known: tuple[Revision, Revision]) -> AsyncIterator[None]:
+        """What was known before the policies were computed is applied when the block ends without an error."""
+        revision, sync_request = known
         yield
         is_awaited = sync_request != self.acked_revision
         if is_awaited:
@@ -239,17 +259,18 @@ class Reconciler:
 
     async def _read_back(self) -> DriftReport:
         await self._leave_netns(self._desired.local_tenants())
-        update, everything = self._desired.take_everything()
-        attached, keep_unknown = self._desired.attached_ports(), self._desired.has_unknown_ports
-        # Cleared before the call: what others change while it runs needs another read-back.
-        self._dirty = False
-        try:
-            report = await self._executor.call(
-                lambda datapath: datapath.converge(everything, keep_unknown=keep_unknown)
-            )
-        except BaseException:
-            self._dirty = True
-            raise
+        async with self._desired.policies_idle():
+            update, everything = self._desired.take_everything()
+            attached, keep_unknown = self._desired.attached_ports(), self._desired.has_unknown_ports
+            # Cleared before the call: what others change while it runs needs another read-back.
+            self._dirty = False
+            try:
+                report = await self._executor.call(
+                    lambda datapath: datapath.converge(everything, keep_unknown=keep_unknown)
+                )
+            except BaseException:
+                self._dirty = True
+                raise
         self._enter_netns(recreated=bool(report.repaired))
         self._desired.note_applied(update)
         self.repaired += len(report.repaired)

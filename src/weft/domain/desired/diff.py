@@ -46,3 +46,17 @@ def compose(differences: Iterable[Difference[T]]) -> Difference[T]:
             last[item] = is_put
     put = (item for item, is_put in last.items() if is_put)
     return Difference(tuple(put), tuple(item for item, is_put in last.items() if not is_put))
+
+
+def net(first: Difference[T], second: Difference[T]) -> Difference[T]:
+    """One difference for two that follow each other: what one puts and the other drops is in neither part.
+
+    Unlike `compose`, whose differences need not build on each other.
+    """
+    if not first or not second:
+        return first or second
+    undone = (set(first.put) & set(second.drop)) | (set(first.drop) & set(second.put))
+    return Difference(
+        tuple(item for item in first.put + second.put if item not in undone),
+        tuple(item for item in first.drop + second.drop if item not in undone),
+    )

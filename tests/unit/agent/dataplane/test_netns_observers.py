@@ -36,6 +36,9 @@ class RecordingObserver:
     def enter(self, tenants: Set[TenantName], *, recreated: bool = False) -> None:
         self.events.append(f"enter {sorted(tenants)}{' recreated' if recreated else ''}")
 
+    def policy_changed(self, tenant: TenantName) -> None:
+        self.events.append(f"policy of {tenant}")
+
     def add_endpoint(self, endpoint: model.Endpoint) -> None:
         self.events.append(f"add {endpoint.endpoint_id}")
 

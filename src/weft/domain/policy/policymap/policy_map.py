@@ -117,6 +117,8 @@ class PolicyMap:
         self._lookup: PolicyLookup | None = None
         self._noted_identities: set[IdentityKey] = set(engine.directory)
         self._noted_policies: set[PolicyId] = set(engine.policies)
+        # Whether `refresh` may return something.
+        self.is_stale = True
 
     @property
     def state_items(self) -> Set[PolicyItem]:
@@ -128,16 +130,23 @@ class PolicyMap:
         """The verdict of each verdict id, in use or recently retired."""
         return self._entries.verdicts
 
+    @property
+    def noted_changes(self) -> int:
+        """How many identities and policies the next `refresh` looks at."""
+        return len(self._noted_identities) + len(self._noted_policies)
+
     def note(self, affected: Affected) -> None:
         """Record what a change of the engine affected, for the next `refresh`."""
         self._noted_identities |= affected.identities
         self._noted_policies |= affected.policies
+        self.is_stale |= bool(self.noted_changes)
 
     def set_tenant_subnets(self, subnets: Iterable[Range], gateways: Iterable[Address]) -> None:
         """Set the tenant's subnets: an address in them without a known endpoint is an unknown identity."""
         # A gateway is in the subnet, but no endpoint that another node could know.
         holes = [Range(gateway.family, gateway.number, gateway.number) for gateway in gateways]
         self._ip_identities.set_tenant_subnets(address_set(subnets, without=holes))
+        self.is_stale = True
 
     def refresh(self) -> Difference[PolicyItem]:
         """Return what to put and to drop since the last call, in a fixed order. A put may replace a dropped item."""
@@ -155,6 +164,7 @@ class PolicyMap:
             self._apply_change(change, skip=new_classes)
         self._entries.update_entries()
         self._lookup = None
+        self.is_stale = False
         return self._delta.take_delta()
 
     def lookup(self, source: Address, target: Address, *, protocol: int, port: int = 0) -> tuple[Verdict, Verdict]:
