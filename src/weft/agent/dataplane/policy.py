@@ -11,8 +11,9 @@ ended: changes of the store wait, and so do the endpoints of the tenant. Everyth
 from __future__ import annotations
 
 import asyncio
+import gc
 from collections.abc import AsyncIterator, Callable, Collection, Iterable, Iterator, Mapping, Set
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, contextmanager
 from typing import Any
 
 from weft.agent.store.attachment_store import HAS_PORT, AttachmentStore
@@ -27,6 +28,8 @@ from weft.domain.ids import EndpointKey, NodeName, StoreKey, TenantName
 from weft.domain.ipam import ipam
 from weft.domain.kinds import Kind
 from weft.domain.lifecycle.changes.endpoints import is_same
+from weft.domain.policy.compile.kube_objects import KubePolicy
+from weft.domain.policy.compile.limits import QUICK_SIZE, compile_bounded, size_of
 from weft.domain.policy.engine.engine import Engine
 from weft.domain.policy.engine.engine_sync import (
     SHARED_KINDS,
@@ -37,6 +40,7 @@ from weft.domain.policy.engine.engine_sync import (
     sync_object,
 )
 from weft.domain.policy.explain.dns_egress import dns_egress_denied_by
+from weft.domain.policy.model.rules import CompiledPolicy
 from weft.domain.policy.policymap.policy_map import PolicyMap
 from weft.domain.policy.policymap.policy_state import PolicyItem
 from weft.domain.store_keys import ObjectKey, parse_store_key
@@ -66,6 +70,8 @@ class TenantPolicy:
         # The computation on a thread, while it runs, and the objects to read again when it has ended.
         self.computing: asyncio.Task[None] | None = None
         self._postponed: dict[StoreKey, None] = {}
+        # NetworkPolicies that take long to compile: the thread does it, before the engine gets them.
+        self._uncompiled: dict[StoreKey, KubePolicy] = {}
         # What is computed and not handed to the datapath yet.
         self._ready = _NO_CHANGE
         # Whose items the datapath has until it gets those of this one.
@@ -93,6 +99,8 @@ class TenantPolicy:
 
     def dns_egress_denied(self, endpoint: model.Endpoint, resolvers: Collection[Address]) -> Transports:
         """By which transports policy denies an endpoint of this node DNS to every resolver."""
+        if self._uncompiled and not self.is_computed and endpoint.host == self._node:
+            return Transports.BOTH  # fail closed until the engine has all policies
         return dns_egress_denied_by(self._engine, node=self._node, resolvers=resolvers)(endpoint)
 
     def _add_remote_endpoints(self) -> None:
@@ -120,6 +128,12 @@ class TenantPolicy:
                 return
         elif parsed.kind in (kinds.POLICY, kinds.KUBE_POLICY):
             self._add_remote_endpoints()
+        if parsed.kind is kinds.KUBE_POLICY:
+            self._uncompiled.pop(key, None)
+            stored = self._cluster.get(kinds.KUBE_POLICY, *parsed.parts)
+            if stored is not None and size_of(stored.value.spec) > QUICK_SIZE:
+                self._uncompiled[key] = stored.value
+                return
         try:
             self.policy_map.note(sync_object(self._engine, self._cluster, key))
         except Invalid as error:
@@ -170,6 +184,7 @@ class TenantPolicy:
         """Whether the next computation may take long."""
         return (
             self.former is not None
+            or bool(self._uncompiled)
             or self.policy_map.noted_changes > INLINE_CHANGES
             or len(self._engine.policies) > INLINE_RULES
             or sum(len(policy.rules) for policy in self._engine.policies.values()) > INLINE_RULES
@@ -178,16 +193,20 @@ class TenantPolicy:
     @property
     def is_current(self) -> bool:
         """Whether everything that is known is computed."""
-        return self.computing is None and self.is_computed and not self.policy_map.is_stale
+        return self.computing is None and self.is_computed and not (self.policy_map.is_stale or self._uncompiled)
 
     def compute(self) -> None:
         """Compute what has changed, on the event loop."""
+        self._put_compiled(_compile(self._uncompiled.values()))
         self._ready = net(self._ready, self._compute())
         self.former, self.is_computed = None, True
 
-    async def compute_on_thread(self) -> Set[StoreKey]:
-        """The same on a thread; the objects that were read again at its end, because they changed meanwhile."""
+    async def compute_on_thread(self) -> bool:
+        """The same on a thread; whether the engine got something later than the cluster."""
+        is_late = bool(self._uncompiled)
         try:
+            if is_late:
+                self._put_compiled(await asyncio.to_thread(_compile, tuple(self._uncompiled.values())))
             changes = await asyncio.to_thread(self._compute)
             # The event loop may have handed over what was ready before.
             self._ready = net(self._ready, changes)
@@ -197,7 +216,13 @@ class TenantPolicy:
             postponed, self._postponed = self._postponed, {}
             for key in postponed:
                 self.follow(key)
-        return postponed.keys()
+        return is_late or bool(postponed)
+
+    def _put_compiled(self, policies: Iterable[CompiledPolicy]) -> None:
+        # Nothing was added meanwhile: changes of the store wait for the end of the computation.
+        self._uncompiled.clear()
+        for policy in policies:
+            self.policy_map.note(self._engine.put_compiled(policy))
 
     def _compute(self) -> Difference[PolicyItem]:
         changes = self.policy_map.refresh()
@@ -233,6 +258,8 @@ class Policies:
         self._policies: dict[TenantName, TenantPolicy] = {}
         # After a new listing: whose items the datapath still has, of a tenant whose policy is computed again.
         self._former: dict[TenantName, TenantPolicy] = {}
+        # How many threads compute, and the threshold of the garbage collector without them.
+        self._computations, self._full_collection_after = 0, 0
         # Held by `idle`. Without it an endpoint may start a computation.
         self._may_start = asyncio.Lock()
         # Called with a tenant whose engine changed later than the cluster.
@@ -316,6 +343,24 @@ class Policies:
             if policy.former is not None:
                 yield policy.former
 
+    @contextmanager
+    def _no_full_collection(self) -> Iterator[None]:
+        """Put the collection of the oldest objects off while threads compute.
+
+        It stops all threads for about 100 ms, and the many new objects would bring it about again and again.
+        """
+        young, middle, old = gc.get_threshold()
+        if not self._computations:
+            self._full_collection_after = old
+            gc.set_threshold(young, middle, 1_000_000)
+        self._computations += 1
+        try:
+            yield
+        finally:
+            self._computations -= 1
+            if not self._computations:
+                gc.set_threshold(young, middle, self._full_collection_after)
+
     async def _compute_one(self, tenant: TenantName, policy: TenantPolicy) -> None:
         # A computation that runs began earlier: what is known now may have come after its start.
         for earlier in (policy, policy.former):
@@ -332,7 +377,9 @@ class Policies:
             task.result()
 
     async def _compute_on_thread(self, tenant: TenantName, policy: TenantPolicy) -> None:
-        if await policy.compute_on_thread():
+        with self._no_full_collection():
+            is_late = await policy.compute_on_thread()
+        if is_late:
             for notify in self.on_late_change:
                 notify(tenant)
 
@@ -373,6 +420,10 @@ class Policies:
         policy.former = self._former.pop(tenant, None)
         self._policies[tenant] = policy
         return policy
+
+
+def _compile(policies: Iterable[KubePolicy]) -> list[CompiledPolicy]:
+    return [compile_bounded(each.policy) for each in policies]
 
 
 def _as_state_items(changes: Difference[PolicyItem]) -> Difference[StateItem]:

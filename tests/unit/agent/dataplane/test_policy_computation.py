@@ -15,12 +15,16 @@ from weft.agent.dataplane import policy as policy_module
 from weft.agent.dataplane.policy import Policies, TenantPolicy
 from weft.agent.store.attachment_store import Attachment, AttachmentStore, Stage
 from weft.domain import kinds, model
+from weft.domain.addresses import parse_address
 from weft.domain.desired.diff import Difference
 from weft.domain.desired.state import StateItem
+from weft.domain.dns.names import Transports
 from weft.domain.ids import EndpointId, NetworkName, NodeName, TenantName
 from weft.domain.model import PodIdentity
+from weft.domain.policy.compile import limits
 from weft.domain.policy.compile.kube_objects import KubeNamespace, KubePolicy
-from weft.domain.policy.model.netpol import IngressRule, IpBlock, PolicyPeer, PolicySpec
+from weft.domain.policy.model.netpol import IngressRule, IpBlock, NetworkPolicy, PolicyPeer, PolicySpec
+from weft.domain.policy.model.rules import CompiledPolicy
 from weft.domain.policy.policymap.policy_map import PolicyMap
 from weft.domain.policy.policymap.policy_state import IpIdentity, PolicyEntry
 from weft.domain.store_types import Delete
@@ -121,9 +125,11 @@ def policy(name: str, *blocks: str) -> KubePolicy:
     return KubePolicy(namespace="shop", name=name, spec=PolicySpec(policy_types=("Ingress",), ingress=rules))
 
 
-@pytest.fixture
-def scene(monkeypatch: pytest.MonkeyPatch) -> Scene:
+@pytest.fixture(params=["quick to compile", "slow to compile"])
+def scene(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Scene:
     monkeypatch.setattr(policy_module, "INLINE_RULES", -1)
+    if request.param == "slow to compile":
+        monkeypatch.setattr(policy_module, "QUICK_SIZE", -1)
     return Scene()
 
 
@@ -181,11 +187,36 @@ async def test_what_changes_during_a_computation_is_computed_next(scene: Scene, 
     assert not scene.policies.is_current({DEFAULT})
     hold.may_go_on.set()
     await computing
-    assert late == [DEFAULT]
+    assert late.count(DEFAULT) == 1
     assert not scene.policies.is_current({DEFAULT})
     await scene.round()
     assert scene.policies.is_current({DEFAULT})
     assert scene.items == scene.expected()
+
+
+async def test_a_policy_that_is_slow_to_compile_is_not_compiled_on_the_event_loop(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """DNS of an endpoint is denied until its policies are known, and as they say from then on."""
+    monkeypatch.setattr(policy_module, "QUICK_SIZE", -1)
+    threads: list[bool] = []
+    may_go_on = threading.Event()
+
+    def compile_bounded(document: NetworkPolicy) -> CompiledPolicy:
+        threads.append(threading.current_thread() is threading.main_thread())
+        assert may_go_on.wait(DEADLINE)
+        return limits.compile_bounded(document)
+
+    monkeypatch.setattr(policy_module, "compile_bounded", compile_bounded)
+    scene.change(policy("p", "192.0.2.0/24"))
+    adding = asyncio.create_task(scene.add(web := scene.pod("web", 1)))
+    await until(lambda: bool(threads))
+    tenant_policy, resolver = scene.policies.by_tenant[DEFAULT], (parse_address("192.0.2.53", field="resolver"),)
+    assert tenant_policy.dns_egress_denied(web, resolver) is Transports.BOTH
+    may_go_on.set()
+    await adding
+    assert threads == [False]
+    assert tenant_policy.dns_egress_denied(web, resolver) is Transports.NONE
 
 
 async def test_an_add_that_is_cancelled_leaves_the_thread_its_policy_map(scene: Scene, hold: Hold) -> None:

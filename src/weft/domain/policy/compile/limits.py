@@ -10,13 +10,37 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable
 
-from weft.domain.policy.compile.kubernetes import compile_network_policy
-from weft.domain.policy.model.netpol import NetworkPolicy
+from weft.domain.errors import Invalid
+from weft.domain.policy.compile.kubernetes import compile_closed, compile_network_policy
+from weft.domain.policy.model.netpol import IngressRule, NetworkPolicy, PolicySpec
 from weft.domain.policy.model.rules import CompiledPolicy, Direction, FlowRule
 
 # 500 rules that all overlap, each with exceptions of its own, have half as many. A node computes a million in a few
 # seconds, and takes about 200 MB for them.
 MAX_CELLS = 1_000_000
+
+
+# Up to these many rules, ipBlocks and exceptions a policy compiles in about 10 ms.
+QUICK_SIZE = 1000
+
+
+def size_of(spec: PolicySpec) -> int:
+    """How many rules, peers and exceptions a policy has; the time to compile it is in proportion."""
+    size = 0
+    for rules in (spec.ingress or (), spec.egress or ()):
+        for rule in rules:
+            peers = (rule.from_ if isinstance(rule, IngressRule) else rule.to) or ()
+            size += 1 + len(peers) + sum(len(peer.ip_block.except_ or ()) for peer in peers if peer.ip_block)
+    return size
+
+
+def compile_bounded(policy: NetworkPolicy) -> CompiledPolicy:
+    """The compiled policy; one that fails closed if it cannot be compiled, or is past the bound."""
+    try:
+        compiled = compile_network_policy(policy)
+    except Invalid:
+        return compile_closed(policy)
+    return compile_closed(policy) if excess_of_compiled(compiled) else compiled
 
 
 def excess_of(policy: NetworkPolicy) -> str:
