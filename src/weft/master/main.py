@@ -93,7 +93,7 @@ class Netmaster:
         sync_wait = self._sync_wait
         return (
             *sync_wait.with_wait(
-                Objects(self._control, self._store, cluster_mode=mode, engine=lambda: self._policy.engine).routes()
+                Objects(self._control, self._store, cluster_mode=mode, engine=self._policy.engine).routes()
             ),
             *sync_wait.routes(),
             *PolicyApi(self._cluster, self._policy).routes(),

@@ -8,7 +8,7 @@ that opened nothing into one that does.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -136,7 +136,7 @@ class _StateMoved(Exception):
 class GuardedWrites:
     """Evaluates and commits writes."""
 
-    def __init__(self, control: ControlPlane, engine: Callable[[], Engine]) -> None:
+    def __init__(self, control: ControlPlane, engine: Callable[[], Awaitable[Engine]]) -> None:
         self._control = control
         self._engine = engine
 
@@ -147,8 +147,12 @@ class GuardedWrites:
     async def write(self, plan: Planner, options: WriteOptions) -> WriteReport:
         """Commit a write and return its report; with `dry_run` only the report, `OpensTraffic` if that is refused."""
         for _ in range(_ATTEMPTS):
-            planned = plan(ReadSet(self._cluster, self._control.mirror.revision))
-            effect = await self._effect(planned)
+            planned, engine = self._planned(plan), None
+            if self._needs_engine(planned):
+                engine = await self._engine()
+                # Again, and no await until the effect is computed: plan, engine and fingerprint are of one state.
+                planned = self._planned(plan)
+            effect = await self._effect(planned, engine)
             report = _report(planned, effect, dry_run=options.dry_run)
             # Creating an object is no accident; changing one that exists may be, also if it cannot be read.
             exists = self._cluster.exists(planned.kind, *planned.key)
@@ -163,6 +167,19 @@ class GuardedWrites:
             return report
         raise Unavailable("policies of the tenant change all the time: try again")
 
+    def _planned(self, plan: Planner) -> PlannedWrite:
+        return plan(ReadSet(self._cluster, self._control.mirror.revision))
+
+    def _needs_engine(self, planned: PlannedWrite) -> bool:
+        """Whether a write may change verdicts."""
+        if planned.kind not in POLICY_KINDS or not planned.transaction.writes:
+            return False
+        # Without a rule every verdict is the default one, unless garbage denies something. Most writes that set up a
+        # tenant end here.
+        if planned.kind is kinds.RULE or self._cluster.faults:
+            return True
+        return any(parts[0] == planned.tenant for parts in self._cluster.tables["rules"])
+
     def _checked(self, plan: Planner, reading: ReadSet, evaluated: PlannedWrite, effect: _Effect) -> Transaction:
         """The transaction, if its effect is still the one that was computed."""
         if effect.fingerprint is not None:
@@ -176,20 +193,17 @@ class GuardedWrites:
             raise _StateMoved
         return planned.transaction
 
-    async def _effect(self, planned: PlannedWrite) -> _Effect:
+    async def _effect(self, planned: PlannedWrite, engine: Engine | None) -> _Effect:
         if isinstance(planned.present, model.Tenant) or planned.kind is kinds.TENANT:
             return _Effect(opens=tuple(opened_ranges(_tenant(planned.present), _tenant(planned.wanted))))
         if planned.kind not in POLICY_KINDS or not planned.transaction.writes:
             return _Effect()
         tenant = planned.tenant
-        # Without a rule every verdict is the default one, unless garbage denies something. Most writes that set up a
-        # tenant end here.
-        has_rules = bool(self._cluster.faults) or any(parts[0] == tenant for parts in self._cluster.tables["rules"])
-        if planned.kind is not kinds.RULE and not has_rules:
-            return _Effect(fingerprint=self._fingerprint(tenant))
         fingerprint = self._fingerprint(tenant)
-        before, after = engines_of(self._engine(), self._cluster, planned.transaction.writes, tenant=tenant)
-        verdicts = await compute_diff(before, after)
+        if engine is None:
+            return _Effect(fingerprint=fingerprint)
+        before, after = engines_of(engine, self._cluster, planned.transaction.writes, tenant=tenant)
+        verdicts = await compute_diff(lambda: diff(before, after))
         opens = tuple(describe_opening(change) for change in verdicts if change.allowed)
         return _Effect(verdicts, opens, fingerprint)
 
@@ -205,14 +219,14 @@ class GuardedWrites:
         )
 
 
-async def compute_diff(before: Engine, after: Engine) -> tuple[FlowChange, ...]:
-    """The verdicts that differ, computed off the event loop; `Unavailable` if that takes too long.
+async def compute_diff(work: Callable[[], tuple[FlowChange, ...]]) -> tuple[FlowChange, ...]:
+    """Compute the verdicts that differ off the event loop; `Unavailable` if that takes too long.
 
     The engines must be copies: the mirror keeps changing the original.
     """
     try:
         async with asyncio.timeout(DIFF_TIMEOUT_S):
-            return await asyncio.get_running_loop().run_in_executor(_DIFF_THREADS, diff, before, after)
+            return await asyncio.get_running_loop().run_in_executor(_DIFF_THREADS, work)
     except TimeoutError as error:
         raise Unavailable(
             f"cannot tell within {DIFF_TIMEOUT_S:g} s what this change would allow: use a smaller one"

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import AsyncGenerator, Callable, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from contextlib import aclosing
 from typing import Any
 
@@ -61,7 +61,9 @@ _LIST_QUERY = (
 class Objects:
     """The object routes of one netmaster."""
 
-    def __init__(self, control: ControlPlane, store: Store, *, cluster_mode: str, engine: Callable[[], Engine]) -> None:
+    def __init__(
+        self, control: ControlPlane, store: Store, *, cluster_mode: str, engine: Callable[[], Awaitable[Engine]]
+    ) -> None:
         self._control = control
         self._guarded = GuardedWrites(control, engine)
         self._store = store

@@ -21,7 +21,7 @@ from weft.domain.desired.segments import RemoteMac, encap_id, vlan_tag
 from weft.domain.desired.state import Gateway, Overlay, Prefix, RemoteRoute, StateItem, TenantNetns, VxlanPeer
 from weft.domain.host_access.state import HostLink, RemoteHostReturnRoute
 from weft.domain.ids import TenantName
-from weft.domain.ipam.ipam import BLOCK_SIZE
+from weft.domain.ipam.allocator import BLOCK_SIZE
 from weft.domain.model import NetworkTags
 
 BLUE, RED = TenantName("blue"), TenantName("red")
