@@ -81,6 +81,8 @@ class PolicyView:
         if self._engine is None and self._syncing is None:
             return
         self._changed.update((event.key, None) for event in change.events)
+        # Endpoints that blocks and claims of this change have covered or uncovered.
+        self._changed.update((key, None) for key in self._cluster.cover_changed)
         if len(self._changed) > MAX_CHANGED and self._syncing is None:
             self._forget_engine()  # nobody has asked for a long time
 

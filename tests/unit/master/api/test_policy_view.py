@@ -11,15 +11,18 @@ from tests.support.fake_cluster import endpoint, group, network, policy, rule
 from weft.domain import codec, kinds, model
 from weft.domain.cluster import Cluster
 from weft.domain.ids import StoreKey
+from weft.domain.ipam import ipam
 from weft.domain.policy.engine.engine import Engine
 from weft.domain.policy.engine.engine_sync import sync_object
 from weft.domain.store_types import Change, Entry, Event, Listing
+from weft.domain.transaction import holder_of, put_claim
 from weft.lab.waiting import DEADLINE, soon, until
 from weft.master.api import policy_api
 from weft.master.api.policy_api import PolicyView
 
+NET = network("blue", "10.1.1.0/24")
 VALUES: tuple[model.Value, ...] = (
-    network("blue", "10.1.1.0/24"),
+    NET,
     policy("p"),
     rule("1", policy="p", action="deny", protocol="tcp", port=81),
     group("shop", policies=("p",)),
@@ -33,7 +36,13 @@ def stored(value: model.Value) -> tuple[StoreKey, bytes]:
 
 
 def listing(*values: model.Value) -> Listing:
-    return Listing(tuple(Entry(*stored(value), 1) for value in values), 1)
+    claims = (
+        put_claim(ipam.claim_key(NET, *value.addresses), holder_of(kinds.ENDPOINT, value))
+        for value in values
+        if isinstance(value, model.Endpoint)
+    )
+    entries = (*(Entry(put.key, put.value, 1) for put in claims), *(Entry(*stored(value), 1) for value in values))
+    return Listing(entries, 1)
 
 
 class Thread:
