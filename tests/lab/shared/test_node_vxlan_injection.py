@@ -39,8 +39,7 @@ pytestmark = [
     pytest.mark.asyncio(loop_scope="module"),
     pytest.mark.parametrize(
         "lab",
-        # Both datapaths have the same table; `test_vtep_address` shows on each that it is kept in step.
-        ["linux", *(pytest.param(name, marks=pytest.mark.soak) for name in ("ovs", *BRIDGED))],
+        ["linux", "ovs", *(pytest.param(name, marks=pytest.mark.soak) for name in BRIDGED)],
         indirect=True,
         scope="module",
     ),
